@@ -1,0 +1,45 @@
+"""The exceptions of autoglobal. Each is also the built-in type that a caller would expect."""
+
+from __future__ import annotations
+
+
+class AutoglobalError(Exception):
+    """Base class of everything that autoglobal raises on purpose.
+
+    ::
+
+        try:
+            with global_scope(placement, sbp):
+                model.head = build_head()
+        except AutoglobalError as error:
+            print(error)
+    """
+
+
+class OneFlowMissing(AutoglobalError, ImportError):
+    """OneFlow cannot be imported, or what is installed under its name is not OneFlow.
+
+    Raised by ``import autoglobal``. The message says what is missing and the line to type.
+    """
+
+
+class SpecError(AutoglobalError, ValueError):
+    """An option has the right type and a value that cannot work, on this world or at all.
+
+    Raised where a scope is made, before anything has changed.
+    """
+
+
+class SpecTypeError(AutoglobalError, TypeError):
+    """An option has the wrong type, or there is no such option.
+
+    Raised where a scope is made, before anything has changed.
+    """
+
+
+class ConversionError(AutoglobalError, RuntimeError):
+    """What is assigned cannot become global as it was asked for.
+
+    Raised by the assignment, on every rank alike, before anything has changed or was sent.
+    The message names the tensor by its path, what was expected and what to write instead.
+    """
