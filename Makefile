@@ -1,0 +1,34 @@
+# Every target does the set-up it needs; nothing has to be run before it.
+VENV := .venv
+PY := $(VENV)/bin/python
+READY := $(VENV)/.ready
+RANKS ?= 1 2 4
+
+.PHONY: help venv demo test lint format bench clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+
+venv: $(READY) ## make .venv with OneFlow 0.9.0 (PYTHON=... picks the interpreter)
+
+$(READY): setup.cfg pyproject.toml tools/venv.sh
+	@bash tools/venv.sh $(VENV)
+
+demo: $(READY) ## the case of Oneflow-Inc/oneflow#8869 on two CPU ranks
+	@$(PY) -m tools.launch --ranks 2 --limit 300 -- examples/extend_global_model.py
+
+test: $(READY) ## the tests on 1, 2 and 4 ranks (RANKS="1 2" picks, ARGS=... goes to pytest)
+	@$(PY) -m tests.run --ranks $(RANKS) -- $(ARGS)
+
+lint: $(READY) ## ruff and mypy
+	@$(PY) -m ruff check . && $(PY) -m ruff format --check . && $(PY) -m mypy
+
+format: $(READY) ## let ruff mend what it can
+	@$(PY) -m ruff check --fix . && $(PY) -m ruff format .
+
+bench: $(READY) ## the microbenchmarks, on CPU
+	@$(PY) -m benchmarks overhead
+
+clean: ## remove .venv and what was built
+	@rm -rf $(VENV) build dist *.egg-info log
