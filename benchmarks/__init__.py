@@ -1,0 +1,1 @@
+"""Microbenchmarks of autoglobal: ``python -m benchmarks NAME``."""
