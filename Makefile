@@ -12,7 +12,7 @@ help: ## list the targets
 
 venv: $(READY) ## make .venv with OneFlow 0.9.0 (PYTHON=... picks the interpreter)
 
-$(READY): setup.cfg pyproject.toml tools/venv.sh
+$(READY): setup.cfg pyproject.toml tools/venv.sh tools/build-constraints.txt
 	@bash tools/venv.sh $(VENV)
 
 demo: $(READY) ## the case of Oneflow-Inc/oneflow#8869 on two CPU ranks

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes the virtual environment that every make target works in: tools/venv.sh DIR
 set -euo pipefail
+cd "$(dirname "$0")/.."
 venv=${1:?usage: tools/venv.sh DIR}
 
 needs='OneFlow 0.9.0 has wheels for CPython 3.7 to 3.10 on Linux x86_64 only; autoglobal needs 3.9 or 3.10 of these.'
@@ -40,6 +41,9 @@ python=$(find_python)
 echo "Setting up $venv with $("$python" --version) (once; OneFlow and its CUDA libraries are about 4 GB on disk)"
 rm -rf "$venv"
 "$python" -m venv "$venv"
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --upgrade pip
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable '.[oneflow,test,lint,bench]'
+export PIP_DISABLE_PIP_VERSION_CHECK=1
+"$venv/bin/python" -m pip install --quiet --upgrade pip
+# One name for what isolated builds may use in new pips, the other in older ones.
+export PIP_BUILD_CONSTRAINT=tools/build-constraints.txt PIP_CONSTRAINT=tools/build-constraints.txt
+"$venv/bin/python" -m pip install --quiet --editable '.[oneflow,test,lint,bench]'
 touch "$venv/.ready"
