@@ -35,7 +35,7 @@ def describe(tensor):
 
 def show(title, before, after):
     """Print one table per rank, in the order of the ranks."""
-    table = Table(title=f"{title}, rank {flow.env.get_rank()}", title_justify="left")
+    table = Table()
     for column in ("name", "logical shape", "local shape", "sbp"):
         table.add_column(column)
     for name, was in before.items():
@@ -47,7 +47,7 @@ def show(title, before, after):
     for rank in RANKS:
         flow.comm.barrier()
         if rank == flow.env.get_rank():
-            print(text.getvalue().rstrip(), flush=True)
+            print(f"{title}, rank {rank}", text.getvalue(), sep="\n", end="", flush=True)
 
 
 def tensors(model):
