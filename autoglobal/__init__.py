@@ -11,15 +11,21 @@ from ._oneflow import require_oneflow
 require_oneflow()
 
 from ._version import __version__  # noqa: E402
+from .decorator import auto_global  # noqa: E402
 from .errors import (  # noqa: E402
     AutoglobalError,
     ConversionError,
     OneFlowMissing,
     SpecError,
     SpecTypeError,
+    SplitUpdateWarning,
+    TiedRulesWarning,
+    UnusedRuleWarning,
 )
-from .plan import Record  # noqa: E402
-from .scope import ActiveScope, global_scope  # noqa: E402
+from .migrate import local_to_global  # noqa: E402
+from .optimizers import optimizer_to_global  # noqa: E402
+from .scope import ActiveScope, current_scope, global_scope, local_scope  # noqa: E402
+from .session import Record  # noqa: E402
 
 __all__ = [
     "ActiveScope",
@@ -29,6 +35,14 @@ __all__ = [
     "Record",
     "SpecError",
     "SpecTypeError",
+    "SplitUpdateWarning",
+    "TiedRulesWarning",
+    "UnusedRuleWarning",
     "__version__",
+    "auto_global",
+    "current_scope",
     "global_scope",
+    "local_scope",
+    "local_to_global",
+    "optimizer_to_global",
 ]

@@ -9,45 +9,70 @@ from __future__ import annotations
 from typing import Any
 
 import oneflow as flow
+from oneflow import nn
 
-from .spec import BROADCAST, GlobalSpec, Sbp
+from .rules import NdSbp
+from .spec import GlobalSpec
 
 Tensor = Any  # oneflow.Tensor; OneFlow ships no types
 
 _HALF = (flow.float16, flow.bfloat16)
 
 
-def globalize(tensor: Tensor, spec: GlobalSpec, sbp: tuple[Sbp, ...]) -> Tensor:
-    """A new global tensor with the values of the local ``tensor``, outside of any autograd graph.
+def globalize(tensor: Tensor, spec: GlobalSpec, sbp: NdSbp) -> Tensor:
+    """A new global tensor with the values of ``tensor``, outside of any autograd graph.
 
-    With ``source="full"`` the logical tensor is the first rank's local tensor; with ``"shard"``
-    each rank's local tensor is its component. Nothing is shared with ``tensor``'s memory.
+    Of a local ``tensor``: with ``source="full"`` the logical tensor is the first rank's local
+    tensor; with ``"shard"`` each rank's local tensor is its component. Nothing is shared with
+    its memory. Of a global one: the same logical tensor.
     """
     placement = spec.placement
-    local = tensor.detach()
+    source = tensor.detach()
     # On CPU OneFlow 0.9.0 aborts in a broadcast of a half type. float32 holds both exactly.
-    through_float = local.dtype in _HALF and placement.type == "cpu"
+    through_float = source.dtype in _HALF and placement.type == "cpu"
     if through_float:
-        local = local.to(flow.float32)
-    whole = (BROADCAST,) * len(sbp)
+        source = source.to(flow.float32)
+    if source.is_global:
+        result = source.to_global(placement, sbp)
     # copy=True: else the first rank's component is the caller's tensor, and a later write to
     # that one would make the ranks differ.
-    if spec.source == "shard" or sbp == whole:
-        result = local.to_global(placement, sbp, copy=True)
+    elif spec.source == "shard" or sbp == spec.whole():
+        result = source.to_global(placement, sbp, copy=True)
     else:
         # A split of local tensors would concatenate them. Broadcast keeps the logical shape.
-        result = local.to_global(placement, whole, copy=True).to_global(placement, sbp)
+        result = source.to_global(placement, spec.whole(), copy=True).to_global(placement, sbp)
     return result.to(tensor.dtype) if through_float else result
 
 
-def make_global(parameter: Tensor, value: Tensor, grad: Tensor | None) -> None:
-    """Turn a local leaf Parameter into the global ``value`` in place, ``grad`` with it.
+# False from the first time on that OneFlow refuses: 1.0.0 and later do, 0.9.0 does not.
+in_place = True
 
-    The object stays what it is to optimizers, tied weights and hooks.
+
+def make_global(parameter: Tensor, value: Tensor, grad: Tensor | None) -> Tensor:
+    """Turn a leaf Parameter into the global ``value``, with ``grad`` as its gradient.
+
+    In place where OneFlow allows it: then the object stays what it is to optimizers, tied
+    weights and hooks, and is returned. Else a new Parameter of the same class is.
     """
-    parameter.data = value
-    # OneFlow drops the gradient with the old data.
-    parameter.grad = grad
+    global in_place
+    if in_place or parameter.is_global:
+        try:
+            parameter.data = value
+        except RuntimeError:
+            if parameter.is_global:
+                raise
+            in_place = False
+        else:
+            # OneFlow drops the gradient with the old data.
+            parameter.grad = grad
+            return parameter
+    kind: Any = type(parameter)
+    new = kind.__new__(kind)
+    nn.Parameter.__init__(new, value, parameter.requires_grad)
+    if kind is not nn.Parameter:
+        new.__dict__.update(parameter.__dict__)
+    new.grad = grad
+    return new
 
 
 def nbytes(local: Tensor) -> int:

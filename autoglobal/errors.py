@@ -43,3 +43,15 @@ class ConversionError(AutoglobalError, RuntimeError):
     Raised by the assignment, on every rank alike, before anything has changed or was sent.
     The message names the tensor by its path, what was expected and what to write instead.
     """
+
+
+class UnusedRuleWarning(UserWarning):
+    """A pattern of ``sbp`` matched nothing by the end of a call, or as its scope closed."""
+
+
+class TiedRulesWarning(UserWarning):
+    """A tensor that a module holds under two names has another rule of ``sbp`` for each."""
+
+
+class SplitUpdateWarning(UserWarning):
+    """An optimizer of OneFlow's does not move a Parameter that is split."""

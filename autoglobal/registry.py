@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -16,6 +17,8 @@ STORE_OF: dict[Slot, str] = {
     "module": "_modules",
 }
 STORES = tuple(STORE_OF.values())
+PASSES_ON = "_autoglobal_passes_on"  # marks a method that a class has from us alone
+TENSOR_STORES = ("_parameters", "_buffers")
 
 
 def store(module: Module, which: str) -> dict[str, Any]:
@@ -49,6 +52,11 @@ def slot_of(module: Module, via: str, name: Any, value: Any) -> Slot | None:
     return "buffer" if name in store(module, "_buffers") else None
 
 
+def join(path: str, name: str) -> str:
+    """``name`` below ``path``; ``""`` is the path of a root."""
+    return f"{path}.{name}" if path else name
+
+
 def walk(module: Module, prefix: str) -> Iterator[tuple[str, Module]]:
     """``(path, module)`` for the module and everything below it, each module once."""
     seen: set[int] = set()
@@ -59,8 +67,28 @@ def walk(module: Module, prefix: str) -> Iterator[tuple[str, Module]]:
             continue
         seen.add(id(current))
         yield path, current
-        children = [(f"{path}.{name}", sub) for name, sub in store(current, "_modules").items()]
+        children = [(join(path, name), sub) for name, sub in store(current, "_modules").items()]
         waiting.extend(reversed(children))
+
+
+def has_own_setattr(module: Module) -> bool:
+    """Whether a class between the module's and ``nn.Module`` defines ``__setattr__``."""
+    for kind in type(module).__mro__:
+        if kind is nn.Module:
+            break
+        own = vars(kind).get("__setattr__")
+        if own is not None and not getattr(inspect.unwrap(own), PASSES_ON, False):
+            return True
+    return False
+
+
+def tensors(module: Module, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """``(path, tensor)`` for every Parameter and buffer of the module and below."""
+    for path, owner in walk(module, prefix):
+        for which in TENSOR_STORES:
+            for name, tensor in store(owner, which).items():
+                if tensor is not None:
+                    yield join(path, name), tensor
 
 
 class Before:

@@ -1,46 +1,71 @@
-"""Which spec is in force here: ``global_scope`` and what it hands out."""
+"""``global_scope``, ``local_scope`` and ``current_scope``."""
 
 from __future__ import annotations
 
-from contextvars import ContextVar
-from types import TracebackType
-from typing import Any, Literal, Optional
+from typing import Any
 
 from . import hook
-from .errors import AutoglobalError
-from .plan import Memo, Record, assign
+from .advice import add_advice
+from .block import Block
+from .frames import Frame, innermost
 from .registry import Module, slot_of
-from .spec import Buffers, GlobalSpec, Source, Unsplittable, show_sbp
+from .rules import show_sbp
+from .session import Record, Session
+from .spec import Buffers, Existing, GlobalSpec, Source, Unsplittable, When
 
 
-class ActiveScope:
+class ActiveScope(Frame):
     """One passage through a ``with global_scope(...)`` block; what ``as`` gives.
 
-    ``converted`` lists what became global in it, in order, one :class:`autoglobal.Record` each;
-    ``str(scope)`` shows that as text.
+    ``converted`` lists what became global in it, in order, one :class:`autoglobal.Record` each
+    (with ``when="exit"`` it is filled as the block ends); ``str(scope)`` shows that as text.
+    ``spec`` is what was asked for.
     """
 
-    def __init__(
-        self, spec: GlobalSpec, outer: ActiveScope | None, opened_by: global_scope
-    ) -> None:
+    def __init__(self, spec: GlobalSpec, opened_by: object) -> None:
+        super().__init__(opened_by)
         self.spec = spec
-        self.converted: list[Record] = []
-        self._outer = outer
-        self._opened_by = opened_by
-        self._memo = Memo()
+        self.watch_global = spec.existing != "keep"
+        self._session = Session(spec)
+        self.handler = _SessionHandler(self._session)
+
+    @property
+    def converted(self) -> list[Record]:
+        return self._session.converted
 
     def __str__(self) -> str:
         spec = self.spec
         lines = [
-            f"global_scope({spec.placement}, {show_sbp(spec.sbp)}, source={spec.source!r}): "
+            f"global_scope({spec.placement}, {spec.rules}, source={spec.source!r}): "
             f"{len(self.converted)} converted"
         ]
         for one in self.converted:
             lines.append(
                 f"  {one.path} ({one.kind} of {one.owner}): {one.shape} {one.dtype}, "
-                f"{show_sbp(one.sbp)}, {one.nbytes} bytes on this rank"
+                f"{show_sbp(one.sbp)}{', cannot be split' * one.fallback}, "
+                f"{one.nbytes} bytes on this rank"
             )
         return "\n".join(lines)
+
+    def end(self, error: BaseException | None) -> None:
+        """Do what is due as the block ends, ``error`` being how."""
+        session = self._session
+        try:
+            if error is not None:
+                add_advice(error)
+            elif self.spec.when == "exit":
+                session.convert_assigned()
+        finally:
+            session.close()
+        if error is None:
+            session.warn(stacklevel=4)
+
+
+class _SessionHandler:
+    """Hands what the hook sees to a session."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
 
     def on_assign(
         self, forward: hook.Forward, module: Module, via: str, name: Any, value: Any
@@ -48,16 +73,56 @@ class ActiveScope:
         slot = slot_of(module, via, name, value)
         if slot is None:
             return forward()
-        result, records = assign(self.spec, self._memo, forward, module, slot, name, value)
-        self.converted += records
-        return result
+        return self.session.assign(forward, module, slot, name, value)
 
 
-_innermost: ContextVar[Optional[ActiveScope]] = ContextVar("autoglobal_scope", default=None)
-_installer = hook.Installer(_innermost.get)
+class local_scope(Block):
+    """Inside this block nothing is converted, whatever scope or decorated class is around it.
+
+    ::
+
+        import oneflow as flow
+        from oneflow import nn
+        from autoglobal import global_scope, local_scope
+
+        model = nn.Linear(4, 4)
+        with global_scope(flow.placement("cpu", ranks=[0]), flow.sbp.broadcast):
+            with local_scope():
+                model.teacher = nn.Linear(4, 4)
+            model.head = nn.Linear(4, 4)
+        assert model.teacher.weight.is_local and model.head.weight.is_global
+
+    A context manager and a decorator for functions, as :class:`autoglobal.global_scope` is; a
+    scope that is opened inside it converts again.
+
+    Raises:
+        AutoglobalError: closed out of order or twice.
+        SpecTypeError: used as a decorator on a class.
+    """
+
+    def new_frame(self) -> Frame:
+        return Frame(self)
+
+    def __repr__(self) -> str:
+        return "local_scope()"
 
 
-class global_scope:
+def current_scope() -> ActiveScope | None:
+    """The innermost scope in force for this thread and asyncio task, or None.
+
+    ::
+
+        with global_scope(placement, sbp):
+            print(current_scope().spec.placement)
+
+    None inside of :class:`autoglobal.local_scope` too. What ``with global_scope(...) as scope``
+    gives is the same object.
+    """
+    frame = innermost()
+    return frame if isinstance(frame, ActiveScope) else None
+
+
+class global_scope(Block):
     """Inside this block, what is assigned to any ``nn.Module`` becomes global.
 
     ::
@@ -87,29 +152,52 @@ class global_scope:
 
     Args:
         placement: a ``flow.placement``, 1-D or n-D.
-        sbp: one sbp, or a list or tuple with one per placement dimension. ``partial_sum`` is
-            passed on as it is; OneFlow's initialisers raise on such a tensor, so a layer that
-            initialises itself cannot be built under it.
+        sbp: one sbp; a list or tuple with one per placement dimension; a mapping of glob
+            patterns to either, or to None for "stays local"; or a callable ``(owner_module,
+            path, tensor)`` that returns one of these. Patterns are matched, case and all, against
+            the path (``"sub.attn.weight"``; ``*`` matches dots too) and against
+            ``"OwnerClass.attribute"`` (``"Embedding.weight"``), and the first match wins; where
+            none matches that is an error. With ``when="assign"`` the path starts at the name that
+            is assigned, so inside a constructor it is that name alone.
+            ``partial_sum`` is passed on as it is; OneFlow's initialisers raise on such a tensor,
+            so a layer that initialises itself cannot be built under it.
         source: ``"full"``: each rank's local tensor is the whole logical tensor, the logical
             shape is kept and the placement's first rank gives the values. ``"shard"``: it is
             this rank's component, as in ``Tensor.to_global``: two ranks with ``(4, 4)`` under
             ``split(0)`` make ``(8, 4)``.
-        when: ``"assign"``: each tensor is converted as it is assigned.
-        existing: ``"keep"``: what is global already is left alone.
+        when: ``"assign"``: each tensor is converted as it is assigned. ``"exit"``: nothing
+            changes inside the block, and as it ends without an exception everything that was
+            assigned in it is converted as one value. For constructors that use their own
+            weights, for the first rank's initial values kept exactly, and for rules by path: the
+            paths start at each root, a module assigned to that is not below another such one.
+        existing: ``"keep"``: what is global already stays the same object with the same sbp.
+            ``"error"``: it is an error that names all of it. ``"convert"``: it gets this
+            placement and sbp too, as by ``Module.to_global``.
         buffers: ``"broadcast"``: buffers become global and broadcast, whatever ``sbp`` is
             (OneFlow 0.9.0 never updates a BatchNorm's running statistics when they are split,
-            and says nothing). ``"sbp"``: like Parameters. ``False``: they stay local.
+            and says nothing). ``"sbp"``: like Parameters, by the rules. ``False``: they
+            stay local.
         unsplittable: what to do with a tensor whose split axis does not exist or is shorter than
             the ranks it is split over: ``"error"``, or ``"broadcast"`` to make it broadcast
-            along that placement dimension. A 0-dim tensor is always broadcast.
+            along that placement dimension (recorded as ``fallback``). A 0-dim tensor is always
+            broadcast.
+        same_placement: True refuses to add to a module that holds global tensors on another
+            placement.
 
     Raises:
         SpecTypeError: placement or sbp is of another type; raised here, where the scope is made.
         SpecError: a rank that does not exist, a CUDA placement without that many usable devices,
             a wrong number of sbps, an unknown value of an option; raised here.
-        ConversionError: raised by the assignment, on every rank alike, with everything as it was
-            before: a tensor that cannot be split as asked for, one that autograd still tracks,
-            an assignment inside ``nn.Graph.build`` or outside the main thread.
+        ConversionError: raised by the assignment (with ``when="exit"`` by the end of the block),
+            on every rank alike, with everything as it was before: a tensor that cannot be split
+            as asked for, one that no rule matches or that autograd still tracks, what
+            ``existing="error"`` and ``same_placement=True`` refuse, a module wrapped for
+            ``DistributedDataParallel``, an assignment inside ``nn.Graph.build`` or outside the
+            main thread.
+
+    Warns:
+        UnusedRuleWarning: a pattern of ``sbp`` matched nothing by the time the scope closes.
+        TiedRulesWarning: the rules differ over a tensor that is tied; the first met is taken.
     """
 
     def __init__(
@@ -118,11 +206,13 @@ class global_scope:
         sbp: Any,
         *,
         source: Source = "full",
-        when: Literal["assign"] = "assign",
-        existing: Literal["keep"] = "keep",
+        when: When = "assign",
+        existing: Existing = "keep",
         buffers: Buffers = "broadcast",
         unsplittable: Unsplittable = "error",
+        same_placement: bool = False,
     ) -> None:
+        super().__init__()
         self._spec = GlobalSpec(
             placement=placement,
             sbp=sbp,
@@ -131,27 +221,11 @@ class global_scope:
             existing=existing,
             buffers=buffers,
             unsplittable=unsplittable,
+            same_placement=same_placement,
         )
 
-    def __enter__(self) -> ActiveScope:
-        _installer.acquire()
-        scope = ActiveScope(self._spec, outer=_innermost.get(), opened_by=self)
-        _innermost.set(scope)
-        return scope
+    def new_frame(self) -> Frame:
+        return ActiveScope(self._spec, self)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        scope = _innermost.get()
-        if scope is None or scope._opened_by is not self:
-            raise AutoglobalError(
-                "global_scope was closed where it is not the innermost open scope of this thread "
-                "and task. Expected: each scope is closed once, inner ones first. Write it as "
-                "with global_scope(...):"
-            )
-        _innermost.set(scope._outer)
-        scope._memo.clear()
-        _installer.release()
+    def __repr__(self) -> str:
+        return f"global_scope({self._spec.placement}, {self._spec.rules})"

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
-from functools import cache, cached_property
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, Union
 
 import oneflow as flow
 
 from .errors import ConversionError, SpecError, SpecTypeError
+from .rules import BROADCAST, NdSbp, Rules, show_sbp, split_axis
 
-Sbp = Any  # oneflow.sbp.sbp; OneFlow ships no types
 Shape = tuple[int, ...]
 Kind = Literal["parameter", "buffer"]
 Source = Literal["full", "shard"]
+When = Literal["assign", "exit"]
+Existing = Literal["keep", "error", "convert"]
 Buffers = Union[Literal["broadcast", "sbp"], Literal[False]]
 Unsplittable = Literal["error", "broadcast"]
 
-BROADCAST = flow.sbp.broadcast
-_SBPS = "flow.sbp.split(dim), flow.sbp.broadcast or flow.sbp.partial_sum"
 _CHOICES: dict[str, tuple[object, ...]] = {
     "source": ("full", "shard"),
-    "when": ("assign",),
-    "existing": ("keep",),
+    "when": ("assign", "exit"),
+    "existing": ("keep", "error", "convert"),
     "buffers": ("broadcast", "sbp", False),
     "unsplittable": ("error", "broadcast"),
 }
@@ -38,87 +37,83 @@ class GlobalSpec:
     """
 
     placement: Any
-    sbp: tuple[Sbp, ...]
+    sbp: Any
     source: Source = "full"
-    when: Literal["assign"] = "assign"
-    existing: Literal["keep"] = "keep"
+    when: When = "assign"
+    existing: Existing = "keep"
     buffers: Buffers = "broadcast"
     unsplittable: Unsplittable = "error"
+    same_placement: bool = False
+    rules: Rules = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _check_placement(self.placement)
-        object.__setattr__(self, "sbp", _checked_sbp(self.sbp, self.placement))
+        object.__setattr__(self, "rules", Rules(self.sbp, self.placement))
         for option, allowed in _CHOICES.items():
             value = getattr(self, option)
-            # By type as well: 0 and False are equal, and 1 is no way to spell an option.
-            if not any(value is known or (value == known != False) for known in allowed):  # noqa: E712
+            # By type as well: 0 and False are equal.
+            if not any(type(value) is type(known) and value == known for known in allowed):
                 raise SpecError(
                     f"{option} must be one of {', '.join(map(repr, allowed))}. "
                     f"Received: {option}={value!r}"
                 )
+        check_flag("same_placement", self.same_placement)
 
     @cached_property
     def hierarchy(self) -> Shape:
         """The number of ranks along each dimension of the placement."""
         return tuple(self.placement.ranks.shape)
 
-    def sbp_of(self, label: str, kind: Kind, shape: Shape) -> tuple[Sbp, ...] | None:
-        """The sbp of one tensor, one per placement dimension, or None where it stays local.
+    def whole(self) -> NdSbp:
+        """Broadcast along every dimension of the placement."""
+        return (BROADCAST,) * len(self.hierarchy)
+
+    def fit(self, label: str, kind: Kind, shape: Shape, sbp: NdSbp, source: Source) -> NdSbp:
+        """``sbp`` as a tensor of this shape can have it.
 
         ``shape`` is the logical shape with ``source="full"`` and the local component's with
-        ``source="shard"``; ``label`` names the tensor in the error that is raised where it
-        cannot be split as asked for.
+        ``source="shard"``; ``label`` names the tensor in the :class:`ConversionError` that is
+        raised where it cannot be split as asked for.
         """
-        if kind == "buffer" and self.buffers != "sbp":
-            return None if self.buffers is False else (BROADCAST,) * len(self.hierarchy)
-        fitting = list(self.sbp)
+        fitting = list(sbp)
         smallest = dict(enumerate(shape))  # the shortest piece so far, along each axis
-        for dim, (sbp, ranks) in enumerate(zip(self.sbp, self.hierarchy)):
-            axis = split_axis(sbp)
+        for dim, (one, ranks) in enumerate(zip(sbp, self.hierarchy)):
+            axis = split_axis(one)
             if axis is None:
                 continue
-            if axis in smallest and (self.source == "shard" or _divides(smallest, axis, ranks)):
+            if axis in smallest and (source == "shard" or _divides(smallest[axis], ranks)):
                 smallest[axis] //= ranks
             elif shape == () or self.unsplittable == "broadcast":
                 fitting[dim] = BROADCAST
             else:
-                raise ConversionError(_unsplittable(label, kind, shape, self, dim))
+                raise ConversionError(self._cannot_split(label, kind, shape, sbp, dim))
         return tuple(fitting)
 
+    def _cannot_split(self, label: str, kind: Kind, shape: Shape, sbp: NdSbp, dim: int) -> str:
+        axis = split_axis(sbp[dim])
+        ranks = self.hierarchy[dim]
+        if axis is not None and axis < len(shape):
+            over = "ranks" if len(sbp) == 1 else f"ranks of placement dimension {dim}"
+            problem = f"axis {axis} is too short to be split over the {ranks} {over}"
+        else:
+            problem = f"there is no axis {axis} to split"
+        return (
+            f"{label}: {problem}. Expected: a {kind} that {show_sbp(sbp)} can split. "
+            f"Received: shape {shape}. Write unsplittable='broadcast' to make such tensors "
+            "broadcast, or give this one flow.sbp.broadcast by a rule or a scope of its own"
+        )
 
-@cache
-def split_axis(sbp: Sbp) -> int | None:
-    """The axis that ``sbp`` splits, None for broadcast and partial_sum."""
-    # OneFlow gives the axis of an sbp in its text only.
-    found = re.search(r"split\(\w+=(\d+)\)", str(sbp))
-    return int(found.group(1)) if found else None
+
+def check_flag(option: str, value: Any) -> None:
+    """Raise :class:`SpecTypeError` where ``value`` is no bool."""
+    if not isinstance(value, bool):
+        raise SpecTypeError(f"{option} must be True or False. Received: {option}={value!r}")
 
 
-def _divides(smallest: dict[int, int], axis: int, ranks: int) -> bool:
+def _divides(length: int, ranks: int) -> bool:
     # Uneven pieces are fine, an empty one beside others aborts the process; where the whole
     # axis is empty OneFlow 0.9.0 divides it without complaint.
-    return smallest[axis] >= ranks or smallest[axis] == 0
-
-
-def _unsplittable(label: str, kind: Kind, shape: Shape, spec: GlobalSpec, dim: int) -> str:
-    axis = split_axis(spec.sbp[dim])
-    ranks = spec.hierarchy[dim]
-    if axis is not None and axis < len(shape):
-        over = "ranks" if len(spec.hierarchy) == 1 else f"ranks of placement dimension {dim}"
-        problem = f"axis {axis} is too short to be split over the {ranks} {over}"
-    else:
-        problem = f"there is no axis {axis} to split"
-    return (
-        f"{label}: {problem}. Expected: a {kind} that {show_sbp(spec.sbp)} can split. "
-        f"Received: shape {shape}. Write unsplittable='broadcast' to make such tensors "
-        f"broadcast, or assign this one in a scope of its own with flow.sbp.broadcast"
-    )
-
-
-def show_sbp(sbp: tuple[Sbp, ...]) -> str:
-    """``split(dim=0)``, or ``(split(dim=0), broadcast)`` for more than one dimension."""
-    names = [str(one).replace("oneflow.sbp.", "") for one in sbp]
-    return names[0] if len(names) == 1 else f"({', '.join(names)})"
+    return length >= ranks or length == 0
 
 
 def _check_placement(placement: Any) -> None:
@@ -151,21 +146,3 @@ def _check_cuda(placement: Any, ranks: list[int], world: int) -> None:
             f"{devices or 'none'} can be used on this one. Received: placement={placement!r}. "
             "Use a 'cpu' placement, fewer ranks, or a CUDA build of OneFlow with its driver"
         )
-
-
-def _checked_sbp(sbp: Any, placement: Any) -> tuple[Sbp, ...]:
-    dims = placement.ranks.ndim
-    given = tuple(sbp) if isinstance(sbp, (list, tuple)) else (sbp,)
-    for one in given:
-        if not isinstance(one, flow.sbp.sbp):
-            raise SpecTypeError(
-                f"sbp must be {_SBPS}, or a list or tuple of these with one per placement "
-                f"dimension. Received: {one!r} in sbp={sbp!r}"
-            )
-    if len(given) != dims:
-        raise SpecError(
-            f"sbp must have one entry per placement dimension, here {dims}. Received: "
-            f"{len(given)} in sbp={sbp!r}, placement={placement!r}. "
-            f"Write, for example, sbp=[{', '.join(['flow.sbp.broadcast'] * dims)}]"
-        )
-    return given

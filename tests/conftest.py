@@ -11,6 +11,8 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
+from autoglobal import convert
+
 METHODS = ("__setattr__", "register_parameter", "register_buffer", "add_module")
 RAW = {name: vars(nn.Module)[name] for name in METHODS}
 _stderr = sys.stderr
@@ -61,19 +63,42 @@ def graphs_end_together():
 
 
 def pytest_collection_modifyitems(items):
-    """``@pytest.mark.ranks(2, 4)``: the test needs one of these numbers of ranks."""
+    """``@pytest.mark.ranks(2, 4)``: the test needs one of these numbers of ranks.
+
+    ``@pytest.mark.in_place``: it holds only where OneFlow changes a local Parameter in place.
+    """
     world = flow.env.get_world_size()
     for item in items:
+        if item.get_closest_marker("in_place") and not convert.in_place:
+            item.add_marker(pytest.mark.skip(reason="a new Parameter takes its place"))
         mark = item.get_closest_marker("ranks")
         if mark and world not in mark.args:
             item.add_marker(pytest.mark.skip(reason=f"needs {mark.args} ranks"))
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--replacing",
+        action="store_true",
+        help="new Parameters take the place of local ones, as on OneFlow 1.0 and later",
+    )
+
+
 def pytest_configure(config):
+    if config.getoption("--replacing"):
+        convert.in_place = False
     # The real one, that of the launcher's log: while a test runs pytest captures the other.
     global _stderr
     _stderr = os.fdopen(os.dup(2), "w")
+    config.addinivalue_line(
+        "markers", "in_place: not where a new Parameter takes a local one's place"
+    )
     config.addinivalue_line("markers", "ranks(*numbers): run only on these numbers of ranks")
+
+
+def pytest_unconfigure():
+    if _stderr is not sys.stderr:
+        _stderr.close()
 
 
 def pytest_runtest_logreport(report):

@@ -35,6 +35,7 @@ def test_the_rest_of_the_model_is_left_as_it_is(P, world):
     assert_local(m.local, A)
 
 
+@pytest.mark.in_place
 def test_zeros_of_4_by_4_keep_their_logical_shape(P, world):
     m = Model()
     p = nn.Parameter(flow.zeros(4, 4))

@@ -32,6 +32,7 @@ class Tagged(nn.Parameter):
         return self * 2
 
 
+@pytest.mark.in_place
 def test_the_parameter_is_the_same_object(P):
     m, p = Model(), parameter(A)
     with global_scope(P, S0):
@@ -41,6 +42,7 @@ def test_the_parameter_is_the_same_object(P):
     assert type(m.new) is nn.Parameter
 
 
+@pytest.mark.in_place
 def test_every_holder_of_the_parameter_sees_it_converted(P):
     m, p = Model(), parameter(A)
     state, held = {"p": p}, [p]
@@ -50,6 +52,7 @@ def test_every_holder_of_the_parameter_sees_it_converted(P):
     assert_global(held[0], A, P, S0)
 
 
+@pytest.mark.in_place
 def test_a_parameter_subclass_and_its_attributes(P):
     m, p = Model(), Tagged(tensor(A))
     p.tag = "column"
@@ -61,6 +64,7 @@ def test_a_parameter_subclass_and_its_attributes(P):
     assert_global(m.new.twice(), A * 2, P, S0)
 
 
+@pytest.mark.in_place
 def test_a_tensor_hook_is_kept(P):
     m, p, calls = Model(), parameter(counted(8)), []
     p.register_hook(lambda grad: calls.append(grad.is_global))

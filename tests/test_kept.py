@@ -172,6 +172,7 @@ def test_a_later_backward_adds_to_the_gradient(P, sbp):
     assert_global(m.new.grad.to_global(P, sbp), counted(8, start=53), P, sbp)
 
 
+@pytest.mark.in_place
 def test_an_optimizer_made_before_moves_the_converted_parameter(P):
     m, p = Model(), parameter(counted(8))
     optimizer = flow.optim.SGD([p], lr=0.5)

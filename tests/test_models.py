@@ -2,13 +2,14 @@
 
 The local model with the same weights, on the same rank, is what each is compared with.
 Tolerance: float32 sums in another order, which a split weight brings about. Outputs differ by at
-most 1e-4 of the largest output; the gradient of a Parameter by at most 1e-3 of its own largest
-number, or by 1e-5 of the largest one of the whole model (a gradient that is zero in mathematics,
+most 1e-5 of the largest output; the gradient of a Parameter by at most 1e-4 of its own largest
+number, or by 1e-6 of the largest one of the whole model (a gradient that is zero in mathematics,
 as that of a bias before a softmax, is rounding alone).
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 
 import numpy as np
@@ -39,16 +40,23 @@ def numbers(shape, seed: int) -> np.ndarray:
     return np.random.RandomState(seed).standard_normal(shape).astype(np.float32)
 
 
-def local_model(name: str, **options) -> nn.Module:
-    """A local model in which no two weights are equal, the same one on all ranks.
+def weight_of(path: str, shape: tuple, seed: int) -> np.ndarray:
+    """A value for this Parameter with which the numbers neither fade nor explode."""
+    if len(shape) > 1:
+        return numbers(shape, seed) * np.float32(np.sqrt(2 / np.prod(shape[1:])))
+    return np.float32(path.endswith("weight")) + numbers(shape, seed) / 10
 
-    Its BatchNorms hold the statistics of a real pass: with those that they start with the
-    numbers fade to 1e-9 in fifty layers, where any comparison holds.
+
+def local_model(name: str, **options) -> nn.Module:
+    """A local model that is the same on all ranks and each time, and no two weights are equal.
+
+    The values come from numpy: with one and the same flow.manual_seed two builds in one process
+    sometimes differ. The BatchNorms hold the statistics of a real pass: with those that they
+    start with the numbers fade to 1e-9 in fifty layers, where any comparison holds.
     """
-    flow.manual_seed(0)
     model = make(name, **options)
-    for seed, weight in enumerate(model.parameters()):
-        weight.data.add_(tensor(0.02 * numbers(tuple(weight.shape), seed)))
+    for seed, (path, weight) in enumerate(model.named_parameters()):
+        weight.data.copy_(tensor(weight_of(path, tuple(weight.shape), seed)))
     model.eval()
     norms = [layer for layer in model.modules() if isinstance(layer, nn.BatchNorm2d)]
     momenta = [norm.momentum for norm in norms]
@@ -93,7 +101,7 @@ def assert_same_gradients(found: dict, expected: dict) -> None:
     assert found.keys() == expected.keys()
     largest = max(np.abs(grad).max() for grad in expected.values())
     for path, grad in expected.items():
-        assert_close(found[path], grad, max(1e-3 * np.abs(grad).max(), 1e-5 * largest))
+        assert_close(found[path], grad, max(1e-4 * np.abs(grad).max(), 1e-6 * largest))
 
 
 def to_global(local: np.ndarray, placement) -> flow.Tensor:
@@ -118,7 +126,7 @@ def test_a_model_built_inside_computes_what_the_local_one_does(P, world, name, s
     x, factor = to_global(numbers(SHAPE, 2), P), to_global(numbers((1, 1000), 3), P)
     found = run(model, x, factor)
     assert np.abs(expected).max() > 1e-2
-    assert_close(found, expected, 1e-4 * np.abs(expected).max())
+    assert_close(found, expected, 1e-5 * np.abs(expected).max())
     assert_same_gradients(gradients(model), expected_gradients)
 
 
@@ -149,7 +157,7 @@ def test_a_class_token_that_cannot_be_split_is_named(P):
 def test_a_new_head_of_a_global_model_takes_a_training_step(P):
     """The migration: a global resnet18, its ``fc`` replaced inside a scope, one step of SGD."""
     local = local_model("resnet18")
-    model = local_model("resnet18").to_global(P, B)
+    model = copy.deepcopy(local).to_global(P, B)
     body = {path: weight for path, weight in model.named_parameters() if "fc." not in path}
     head = numbers((10, 512), 4) / 20, numbers((10,), 5)
 
@@ -172,7 +180,7 @@ def test_a_new_head_of_a_global_model_takes_a_training_step(P):
     for path, weight in expected.items():
         moved = np.abs(weight - before[path]).max()
         assert moved > 0
-        assert_close(found[path], weight, 1e-2 * moved + 1e-6 * np.abs(weight).max())
+        assert_close(found[path], weight, 1e-3 * moved + 1e-6 * np.abs(weight).max())
 
 
 def step(model: nn.Module, x: flow.Tensor, factor: flow.Tensor) -> dict[str, np.ndarray]:

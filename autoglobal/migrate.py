@@ -1,0 +1,85 @@
+"""``local_to_global``: a module that exists already."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from oneflow import nn
+
+from .errors import SpecTypeError
+from .session import Session
+from .spec import Buffers, Existing, GlobalSpec, Source, Unsplittable, check_flag
+
+M = TypeVar("M")
+
+
+def local_to_global(
+    module: M,
+    placement: Any,
+    sbp: Any,
+    *,
+    source: Source = "full",
+    existing: Existing = "keep",
+    buffers: Buffers = "broadcast",
+    unsplittable: Unsplittable = "error",
+    same_placement: bool = False,
+    progress: bool = False,
+) -> M:
+    """Make global, in place, what is local in a module and all below it; return the module.
+
+    ::
+
+        import oneflow as flow
+        from oneflow import nn
+        from autoglobal import local_to_global
+
+        P, B, S0 = flow.placement("cpu", ranks=[0]), flow.sbp.broadcast, flow.sbp.split(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4))
+        model[0].to_global(P, B)                # global already: stays as it is
+        local_to_global(model, P, {"*.weight": S0, "*": B})
+        assert model[0].weight.sbp == (B,) and model[1].weight.sbp == (S0,)
+
+    Where ``Module.to_global`` overwrites the sbp of what is global already and
+    ``module._apply(...)`` leaves an RNN's cache and an optimizer with the old Parameters
+    (Oneflow-Inc/oneflow#8869), here tied weights stay tied, and gradients, frozen Parameters,
+    buffers and caches come along. Every rule and shape is checked before the first tensor
+    changes. Every rank has to call it.
+
+    Args:
+        module: an ``nn.Module``.
+        placement, sbp, source, existing, buffers, unsplittable, same_placement: as in
+            :class:`autoglobal.global_scope`. The paths that patterns and a callable ``sbp`` see
+            start below ``module``: ``"blocks.0.attn.weight"``.
+        progress: show a tqdm bar, on rank 0.
+
+    Raises:
+        SpecTypeError, SpecError: as :class:`autoglobal.global_scope` does.
+        ConversionError: what is in the module cannot become global as asked for; on every rank,
+            with everything as it was before. Also for a module that is wrapped for
+            ``DistributedDataParallel``.
+
+    Warns:
+        UnusedRuleWarning: a pattern of ``sbp`` matched nothing.
+        TiedRulesWarning: the rules differ over a tensor that is tied; the first met is taken.
+    """
+    if not isinstance(module, nn.Module):
+        hint = ". Write local_to_global for the module in it" * isinstance(module, nn.Graph)
+        raise SpecTypeError(f"module must be an nn.Module. Received: {type(module)!r}{hint}")
+    check_flag("progress", progress)
+    session = Session(
+        GlobalSpec(
+            placement=placement,
+            sbp=sbp,
+            source=source,
+            existing=existing,
+            buffers=buffers,
+            unsplittable=unsplittable,
+            same_placement=same_placement,
+        )
+    )
+    try:
+        session.convert_tree(module, progress)
+    finally:
+        session.close()
+    session.warn(stacklevel=2)
+    return module
