@@ -3,8 +3,10 @@ VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 RANKS ?= 1 2 4
+# Once more as on OneFlow 1.0 and later, where a new Parameter takes a local one's place.
+REPLACING ?= 2
 
-.PHONY: help venv demo test lint format bench clean
+.PHONY: help venv demo tensor-parallel test test-models lint format bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -18,8 +20,14 @@ $(READY): setup.cfg pyproject.toml tools/venv.sh tools/build-constraints.txt
 demo: $(READY) ## the case of Oneflow-Inc/oneflow#8869 on two CPU ranks
 	@$(PY) -m tools.launch --ranks 2 --limit 300 -- examples/extend_global_model.py
 
+tensor-parallel: $(READY) ## a transformer block split by rules, on two CPU ranks
+	@$(PY) -m tools.launch --ranks 2 --limit 300 -- examples/tensor_parallel.py
+
 test: $(READY) ## the tests on 1, 2 and 4 ranks (RANKS="1 2" picks, ARGS=... goes to pytest)
-	@$(PY) -m tests.run --ranks $(RANKS) -- $(ARGS)
+	@$(PY) -m tests.run --ranks $(RANKS) --replacing $(REPLACING) -- $(ARGS)
+
+test-models: $(READY) ## build every flowvision model in a scope (slow)
+	@$(PY) -m tests.all_models
 
 lint: $(READY) ## ruff and mypy
 	@$(PY) -m ruff check . && $(PY) -m ruff format --check . && $(PY) -m mypy

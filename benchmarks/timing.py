@@ -31,7 +31,7 @@ class Row:
     def __str__(self) -> str:
         low, high = self.quartiles
         time_and_ratio = f"{self.nanoseconds:10.0f} ns   x{self.ratio:.3f}"
-        return f"{self.name:44} {time_and_ratio} [{low:.3f}, {high:.3f}]"
+        return f"{self.name:46} {time_and_ratio} [{low:.3f}, {high:.3f}]"
 
 
 def measure(variants: Mapping[str, Variant], *, number: int, rounds: int) -> list[Row]:

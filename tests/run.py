@@ -1,6 +1,6 @@
 """Runs the tests on 1 rank under pytest, then the same modules on more ranks under the launcher.
 
-``python -m tests.run [--ranks 1 2 4] [--limit SECONDS] [-- PYTEST ARGUMENTS]``
+``python -m tests.run [--ranks 1 2 4] [--replacing 2] [--limit SECONDS] [-- PYTEST ARGUMENTS]``
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from tools.launch import TIMED_OUT, launch
 
 
 def run(ranks: int, pytest_args: list[str], limit: float) -> int:
-    print(f"=== {ranks} rank{'s' if ranks > 1 else ''} ===", flush=True)
     command = ["-m", "pytest", "-q", *pytest_args]
     if ranks > 1:
         return launch(ranks, command, limit=limit)
@@ -27,14 +26,27 @@ def run(ranks: int, pytest_args: list[str], limit: float) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--limit", type=float, default=900, help="seconds for each number of ranks")
+    parser.add_argument(
+        "--replacing",
+        type=int,
+        nargs="*",
+        default=[],
+        help="numbers of ranks to run on once more, with new Parameters in the place of local ones",
+    )
+    parser.add_argument("--limit", type=float, default=900, help="seconds for each run")
     parser.add_argument("pytest_args", nargs="*")
     options = parser.parse_args()
-    # One code after another, and no early end: what fails on 2 ranks only is worth knowing too.
-    codes = {n: run(n, options.pytest_args, options.limit) for n in options.ranks}
-    failed = [n for n, code in codes.items() if code != 0]
+    runs = [(n, "") for n in options.ranks] + [(n, "--replacing") for n in options.replacing]
+    failed = []
+    # One after another, and no early end: what fails on 2 ranks only is worth knowing too.
+    for ranks, how in runs:
+        title = f"{ranks} rank{'s' * (ranks > 1)}{how and ', replacing Parameters'}"
+        print(f"=== {title} ===", flush=True)
+        code = run(ranks, [*([how] if how else []), *options.pytest_args], options.limit)
+        if code != 0:
+            failed.append(f"{title} (exit code {code})")
     if failed:
-        print(f"FAILED on {', '.join(map(str, failed))} ranks (exit codes {codes})")
+        print(f"FAILED on {'; '.join(failed)}")
     return 1 if failed else 0
 
 
