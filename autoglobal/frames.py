@@ -50,7 +50,8 @@ class Frame:
 
     def open(self) -> None:
         """Make this the innermost frame."""
-        installer.acquire(self.watch_global)
+        if self.handler is not None:
+            installer.acquire(self.watch_global)
         self.outer = innermost()
         _innermost.set(self)
 
@@ -61,7 +62,8 @@ class Frame:
         """
         top = innermost()
         self.closed = True
-        installer.release(self.watch_global)
+        if self.handler is not None:
+            installer.release(self.watch_global)
         if top is self:
             _innermost.set(self.outer)
             return None

@@ -156,14 +156,23 @@ class Installer:
         self._left_on = [left for left in self._left_on if not _is_off(*left)]
 
 
+# Where ours lies below a plain function, which may or may not say what it wraps, or below so many
+# wrappers that wrapt does not look that deep.
+_BELOW = (
+    wrapt.WrapperNotOutermostError,
+    wrapt.WrapperNotFoundError,
+    wrapt.WrapperChainTooDeepError,
+)
+
+
 def _is_off(name: str, wrapper: ref[Wrapper]) -> bool:
     ours = wrapper()
     if ours is None:
         return True
     try:
         wrapt.unwrap_object(Module, name, ours)
-    except (wrapt.WrapperNotOutermostError, wrapt.WrapperNotFoundError):
-        return False  # below a plain function, which may or may not say what it wraps
+    except _BELOW:
+        return False
     return True
 
 

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from .assigned import Assigned
 from .convert import Tensor, globalize, make_global, nbytes
 from .errors import TiedRulesWarning, UnusedRuleWarning
-from .memo import Memo
+from .memo import Memo, replacement
 from .plan import Item, Place, Plan
 from .registry import STORE_OF, Before, Module, Slot, has_own_setattr, store
 from .rules import NdSbp
@@ -167,13 +167,22 @@ class Session:
         self._conflicts += plan.conflicts
 
     def _convert(self, item: Item) -> tuple[Tensor, Tensor | None]:
-        known = self._memo.parameter(item.tensor)
+        known = self._replacement(item)
         if known is not None:
             return known, known.grad
         grad = item.tensor.grad
         if grad is not None and (grad.is_local or item.tensor.is_global):
             grad = globalize(grad, self.spec, item.sbp)
         return globalize(item.tensor, self.spec, item.sbp), grad
+
+    def _replacement(self, item: Item) -> Tensor | None:
+        """The Parameter that took this one's place before, so that ties stay ties."""
+        known = self._memo.parameter(item.tensor)
+        if known is None:
+            known = replacement(item.tensor)
+            if known is None or known.placement != self.spec.placement or known.sbp != item.sbp:
+                return None
+        return known
 
     def _put(self, item: Item, places: list[Place], new: Tensor, grad: Tensor | None) -> None:
         old = item.tensor
@@ -183,7 +192,7 @@ class Session:
             if fresh:
                 new.requires_grad_(old.requires_grad)
                 new.grad = grad
-        elif (known := self._memo.parameter(old)) is not None:
+        elif (known := self._replacement(item)) is not None:
             kept, fresh = known, False
         else:
             kept, fresh = make_global(old, new, grad), True

@@ -135,6 +135,7 @@ def test_unbound_setattr(P, how):
 
 @pytest.mark.parametrize("how", ["positional", "keywords", "all keywords"])
 def test_unbound_register_parameter(P, how):
+    """GrahamDumpleton/wrapt#256: a wrapper that is reached through its class must not bind."""
     m = Model()
     p = parameter(A)
     with global_scope(P, S0):

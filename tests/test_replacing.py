@@ -10,7 +10,7 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
-from autoglobal import convert, global_scope, local_to_global, optimizer_to_global
+from autoglobal import auto_global, convert, global_scope, local_to_global, optimizer_to_global
 from tests.support import S0, B, Model, assert_global, assert_local, counted, parameter, tensor
 
 A = counted(8, 4)
@@ -40,6 +40,21 @@ def test_one_parameter_under_two_names_stays_one(P, when):
         other.again = p
     assert m.new is other.again
     assert len(scope.converted) == 1
+
+
+def test_one_parameter_in_two_assignments_to_a_decorated_class_stays_one(P):
+    """accelerate#3668, where no scope is there to remember."""
+
+    @auto_global(P, S0)
+    class Tied(nn.Module):
+        def __init__(self, weight):
+            super().__init__()
+            self.first = weight
+            self.second = weight
+
+    m = Tied(parameter(A))
+    assert m.first is m.second
+    assert_global(m.first, A, P, S0)
 
 
 def test_a_subclass_and_its_attributes_are_kept(P):
