@@ -4,6 +4,13 @@
 
     with global_scope(placement, sbp):
         model.new = nn.Parameter(flow.zeros(4, 4))  # global from here on
+
+- ``global_scope``: a block, or a function, in which what is assigned becomes global
+- ``local_scope``: a block, or a function, in which nothing does
+- ``auto_global``: the same for all instances of a class
+- ``local_to_global``: a module that exists already
+- ``optimizer_to_global``: the optimizer that goes with it
+- ``current_scope``: the scope in force
 """
 
 from ._oneflow import require_oneflow
@@ -15,6 +22,7 @@ from .decorator import auto_global  # noqa: E402
 from .errors import (  # noqa: E402
     AutoglobalError,
     ConversionError,
+    LateRuleWarning,
     OneFlowMissing,
     SpecError,
     SpecTypeError,
@@ -31,6 +39,7 @@ __all__ = [
     "ActiveScope",
     "AutoglobalError",
     "ConversionError",
+    "LateRuleWarning",
     "OneFlowMissing",
     "Record",
     "SpecError",

@@ -12,7 +12,7 @@ from importlib import metadata
 
 from .errors import OneFlowMissing
 
-INSTALL = "pip install 'autoglobal[oneflow]'"
+INSTALL = "pip install '.[oneflow]' (in a clone of autoglobal)"
 WHEELS = "OneFlow 0.9.0 has wheels for CPython 3.7 to 3.10 on Linux x86_64"
 
 
@@ -59,7 +59,7 @@ def explain(
         if library in text:
             return (
                 f"OneFlow {oneflow_version} needs {library}, on CPU too, and does not bring it; "
-                f"type: pip install '{package}', or {INSTALL} for all that it needs"
+                f"type: pip install '{package}'; for all that it needs: {INSTALL}"
             )
     if "umpy" in text and numpy_version and int(numpy_version.split(".")[0]) >= 2:
         return (

@@ -20,8 +20,15 @@ class Assigned:
         names = self._names_of(module)
         if names is None:
             names = set()
+            # Not in the place of a dead module that had this id: the order is that of the
+            # program, and must not depend on one process's addresses.
+            self._names.pop(id(module), None)
             self._names[id(module)] = (ref(module), names)
         names.add(name)
+
+    def forget(self, module: Module, name: str) -> None:
+        """The name was assigned again by somebody else."""
+        (self._names_of(module) or set()).discard(name)
 
     def clear(self) -> None:
         self._names.clear()
@@ -46,22 +53,24 @@ class Assigned:
     def below(self, root: Module) -> Iterator[tuple[str, Module, frozenset[str] | None]]:
         """``(path, module, names)`` from ``root`` down, where ``names`` of it were assigned.
 
-        None for all of its names: the module is, or is below, one that was itself assigned.
+        None for all of its names and all below it: the module is one that was itself assigned.
         """
-        seen: set[tuple[int, bool]] = set()
-        waiting = [("", root, False)]
+        seen: set[int] = set()
+        waiting = [("", root)]
         while waiting:
-            path, module, whole = waiting.pop()
-            if module is None or (id(module), whole) in seen or (id(module), True) in seen:
+            path, module = waiting.pop()
+            if id(module) in seen:
                 continue
-            seen.add((id(module), whole))
+            seen.add(id(module))
             names = self._names_of(module) or set()
-            yield path, module, None if whole else frozenset(names)
-            children = [
-                (join(path, name), child, whole or name in names)
-                for name, child in store(module, "_modules").items()
-            ]
-            waiting.extend(reversed(children))
+            yield path, module, frozenset(names)
+            below = []
+            for name, child in store(module, "_modules").items():
+                if child is not None and name in names:
+                    yield join(path, name), child, None
+                elif child is not None:
+                    below.append((join(path, name), child))
+            waiting.extend(reversed(below))
 
     def _names_of(self, module: Module) -> set[str] | None:
         found = self._names.get(id(module))

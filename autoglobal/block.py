@@ -54,6 +54,10 @@ class Block:
             if frame.opened_by is self and frame.opened_in.is_here():
                 self.close_frame(frame, error)
                 return
+        if any(frame.opened_in.is_before_fork() for frame in self._open):
+            # A child that leaves the block in which it was forked: the scope is its parent's.
+            self._open.pop().close()
+            return
         if not self._open:
             raise AutoglobalError(
                 f"{self!r} was closed and is not open. Expected: one close for each time that it "
@@ -75,6 +79,11 @@ class Block:
             raise SpecTypeError(
                 f"{type(self).__name__} decorates functions. Received: the class "
                 f"{function.__name__}. Write @auto_global(placement, sbp) for a class"
+            )
+        if isinstance(function, (staticmethod, classmethod)):
+            raise SpecTypeError(
+                f"{type(self).__name__} decorates functions. Received: {function!r}. Write it "
+                f"below @{type(function).__name__}"
             )
         if not callable(function):
             raise SpecTypeError(

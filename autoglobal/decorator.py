@@ -8,8 +8,8 @@ from oneflow import nn
 
 from . import hook
 from .errors import ConversionError, SpecTypeError
-from .frames import handle_class
-from .registry import Module, Slot, slot_of, tensors
+from .frames import handle_class, installer
+from .registry import Module, Slot, has_own_methods, slot_of, tensors
 from .rules import BROADCAST
 from .session import Session
 from .spec import Buffers, Existing, GlobalSpec, Source, Unsplittable
@@ -17,40 +17,56 @@ from .spec import Buffers, Existing, GlobalSpec, Source, Unsplittable
 C = TypeVar("C", bound=type)
 
 
-class _Stating:
+class _Handler:
+    """What is done with an assignment to an instance of a decorated class."""
+
+    spec: GlobalSpec | None = None
+
+    def on_assign(
+        self, forward: hook.Forward, module: Module, via: str, name: Any, value: Any
+    ) -> Any:
+        slot = slot_of(module, via, name, value)
+        # Methods of the class's own, which the class's hook lies above, may register something
+        # else than they were given: then the hook has to be below them too.
+        below = has_own_methods(module)
+        if below:
+            installer.acquire(watch_global=False)
+        try:
+            spec = None if slot is None else self._spec_for(slot, module, name, value)
+            if slot is None or spec is None:
+                return forward()
+            return _once(spec, forward, module, slot, name, value)
+        finally:
+            if below:
+                installer.release(watch_global=False)
+
+    def _spec_for(self, slot: Slot, module: Module, name: Any, value: Any) -> GlobalSpec | None:
+        raise NotImplementedError
+
+
+class _Stating(_Handler):
     """A class that knows its placement and sbp."""
 
-    states = True
-
     def __init__(self, spec: GlobalSpec) -> None:
-        self._spec = spec
+        self.spec = spec
 
-    def on_assign(
-        self, forward: hook.Forward, module: Module, via: str, name: Any, value: Any
-    ) -> Any:
-        slot = slot_of(module, via, name, value)
-        if slot is None:
-            return forward()
-        return _once(self._spec, forward, module, slot, name, value)
+    def _spec_for(self, slot: Slot, module: Module, name: Any, value: Any) -> GlobalSpec | None:
+        return self.spec
 
 
-class _Following:
+class _Following(_Handler):
     """A class whose instances go where their global tensors are."""
 
-    states = False
-
-    def on_assign(
-        self, forward: hook.Forward, module: Module, via: str, name: Any, value: Any
-    ) -> Any:
-        slot = slot_of(module, via, name, value)
-        if slot is None or not _has_local(slot, value):
-            return forward()
+    def _spec_for(self, slot: Slot, module: Module, name: Any, value: Any) -> GlobalSpec | None:
+        if not _has_local(slot, value):
+            return None
         found: dict[str, Any] = {}  # a path on each placement
         for path, tensor in tensors(module):
-            if tensor.is_global and all(tensor.placement != known for known in found.values()):
+            there = tensor.is_global and path.split(".")[0] != name  # what it replaces is no guide
+            if there and all(tensor.placement != known for known in found.values()):
                 found[path] = tensor.placement
         if not found:
-            return forward()
+            return None
         kind = type(module).__name__
         if len(found) > 1:
             where = ", ".join(f"{kind}.{path} on {known}" for path, known in found.items())
@@ -60,8 +76,7 @@ class _Following:
                 "global_scope(placement, sbp), or state them: @auto_global(placement, sbp)"
             )
         (placement,) = found.values()
-        spec = GlobalSpec(placement, [BROADCAST] * placement.ranks.ndim)
-        return _once(spec, forward, module, slot, name, value)
+        return GlobalSpec(placement, [BROADCAST] * placement.ranks.ndim)
 
 
 def _has_local(slot: Slot, value: Any) -> bool:

@@ -49,6 +49,10 @@ class UnusedRuleWarning(UserWarning):
     """A pattern of ``sbp`` matched nothing by the end of a call, or as its scope closed."""
 
 
+class LateRuleWarning(UserWarning):
+    """A rule by path came after the constructor, inside of which another rule had decided."""
+
+
 class TiedRulesWarning(UserWarning):
     """A tensor that a module holds under two names has another rule of ``sbp`` for each."""
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import Any, Optional, Protocol
-from weakref import WeakKeyDictionary
+from typing import Any, Optional
 
-from . import hook
+from . import classes, hook
 from .registry import Module
 
 
 class Place:
-    """A thread, and the asyncio task in it if there is one."""
+    """A process, a thread, and the asyncio task in it if there is one."""
 
     def __init__(self) -> None:
+        self._process = os.getpid()
         self._thread = threading.current_thread()
         self._task = _current_task()
 
@@ -25,6 +26,9 @@ class Place:
 
     def has_ended(self) -> bool:
         return not self._thread.is_alive() or (self._task is not None and self._task.done())
+
+    def is_before_fork(self) -> bool:
+        return self._process != os.getpid()
 
 
 def _current_task() -> Any:
@@ -37,9 +41,10 @@ def _current_task() -> Any:
 
 
 class Frame:
-    """One open scope. Inside a plain one, as ``local_scope`` opens, nothing is converted."""
+    """One open scope. With ``is_local``, as ``local_scope`` opens, nothing is converted."""
 
     handler: hook.Handler | None = None
+    is_local = True
     watch_global = False
 
     def __init__(self, opened_by: object) -> None:
@@ -47,6 +52,7 @@ class Frame:
         self.opened_in = Place()
         self.outer: Frame | None = None
         self.closed = False
+        self.thread = threading.get_ident()
 
     def open(self) -> None:
         """Make this the innermost frame."""
@@ -82,9 +88,13 @@ class Frame:
         """Put back what :meth:`suspend` has put aside, on top of what is open here and now."""
         self.outer = innermost()
         _innermost.set(top)
+        while top is not None and top is not self.outer:  # perhaps in another thread than before
+            top.thread = threading.get_ident()
+            top = top.outer
 
 
-# A new thread starts with an empty context, a task with a copy of its creator's.
+# A task starts with a copy of its creator's context, a new thread with an empty one; where a
+# context was copied into a thread all the same, as asyncio.to_thread does, the frames stay behind.
 _innermost: ContextVar[Optional[Frame]] = ContextVar("autoglobal_scope", default=None)
 
 
@@ -92,7 +102,7 @@ def open_frames() -> Iterator[Frame]:
     """The open frames of this thread and task, the innermost first."""
     frame = _innermost.get()
     while frame is not None:
-        if not frame.closed:
+        if not frame.closed and frame.thread == threading.get_ident():
             yield frame
         frame = frame.outer
 
@@ -101,44 +111,38 @@ def innermost() -> Frame | None:
     return next(open_frames(), None)
 
 
-class ClassHandler(hook.Handler, Protocol):
-    """What a decorated class does with what is assigned to its instances.
-
-    One that ``states`` its placement keeps it inside a scope, the other follows the scope.
-    """
-
-    states: bool
-
-
-classes: WeakKeyDictionary[type, ClassHandler] = WeakKeyDictionary()
-
-
 def find(module: Module) -> hook.Handler | None:
     """The handler in force for an assignment to ``module``, here and now."""
     frame = innermost()
-    if frame is not None and frame.handler is None:
-        return None
-    own = _of_class(type(module)) if classes else None
-    if own is not None and (own.states or frame is None):
-        return own
-    return None if frame is None else frame.handler
-
-
-def _of_class(kind: type) -> ClassHandler | None:
-    for one in kind.__mro__:
-        handler = classes.get(one)
-        if handler is not None:
-            return handler
-    return None
+    if frame is None:
+        return None if _forked else classes.handler_of(type(module))
+    if frame.is_local:
+        return frame.handler
+    own = classes.handler_of(type(module))
+    # A class that states its layout keeps it, one that follows follows the scope.
+    return frame.handler if own is None or own.spec is None else own
 
 
 installer = hook.Installer(find)
 
 
-def handle_class(kind: Any, handler: ClassHandler, watch_global: bool = False) -> None:
+def handle_class(kind: Any, handler: classes.ClassHandler, watch_global: bool = False) -> None:
     """Let ``handler`` see what is assigned to instances of ``kind``, from now on."""
-    if kind not in classes:
+    if classes.put(kind, handler):
         hook.put_on_class(kind, find)
     if watch_global:
         hook.watch_global()
-    classes[kind] = handler
+
+
+_forked = False
+
+
+def _after_fork_in_child() -> None:
+    # A child of fork, such as a DataLoader's worker, cannot take part in what the ranks do.
+    global _forked
+    _forked = True
+    _innermost.set(None)
+    installer.renew_lock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

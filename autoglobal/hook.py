@@ -123,6 +123,10 @@ class Installer:
         # Weak: a wrapper that nobody else holds cannot come back.
         self._left_on: list[tuple[str, ref[Wrapper]]] = []
 
+    def renew_lock(self) -> None:
+        """After a fork: the thread that may have held it is not in the child."""
+        self._lock = threading.Lock()
+
     def acquire(self, watch_global: bool) -> None:
         """Put the hook on if it is not; ``watch_global``: with the Parameters that are global."""
         with self._lock:

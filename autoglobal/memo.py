@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import hashlib
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import oneflow as flow
 
 from .convert import Tensor
+from .ranks import all_true
 
 
 class Memo:
@@ -17,18 +19,23 @@ class Memo:
 
     def __init__(self) -> None:
         # OneFlow's tensors take no weak reference; the old one is kept so that its id stays its.
-        self._buffers: dict[int, tuple[Tensor, tuple[Any, bytes], Tensor]] = {}
+        self._buffers: dict[int, tuple[Tensor, bytes, Tensor]] = {}
         self._parameters: dict[int, tuple[Tensor, Tensor]] = {}
 
     def buffer(self, old: Tensor, new: Tensor) -> Tensor:
         """The global tensor that took the place of ``old`` before, else ``new``."""
-        # A scratch tensor that was written to in between is another buffer. The ranks decide
-        # this alone, after the same messages, so a different answer cannot make one wait.
-        made_of = (new.sbp, _digest(new.to_local()))
+        digest = _digest(new.to_local())
         known = self._buffers.get(id(old))
-        if known is not None and known[1] == made_of:
-            return known[2]
-        self._buffers[id(old)] = (old, made_of, new)
+        if known is not None:
+            _, made_of, kept = known
+            # A scratch tensor that was written to in between is another buffer. Each rank sees
+            # its own part alone, so they have to agree.
+            if all_true(made_of == digest and kept.sbp == new.sbp):
+                return kept
+        # Who drops what it has registered cannot register it again.
+        for key in _held_by_none_but(self._buffers):
+            del self._buffers[key]
+        self._buffers[id(old)] = (old, digest, new)
         return new
 
     def parameter(self, old: Tensor) -> Tensor | None:
@@ -58,12 +65,23 @@ def replacement(old: Tensor) -> Tensor | None:
 
 
 def _prune() -> None:
-    for key in list(_replaced):
-        # Two references: the pair's and getrefcount's own. So nobody can ask for it any more.
-        if sys.getrefcount(_replaced[key][0]) <= 2:
-            del _replaced[key]
+    for key in _held_by_none_but(_replaced):
+        del _replaced[key]
     if not _replaced and _at_collection in gc.callbacks:
         gc.callbacks.remove(_at_collection)
+
+
+def _references(one: object) -> int:
+    return sys.getrefcount(one)
+
+
+# What is counted of an object that nothing but a pair in a dict holds, counted the same way.
+_ALONE = next(_references(pair[0]) for pair in {0: (object(), None)}.values())
+
+
+def _held_by_none_but(pairs: Mapping[int, tuple[Any, ...]]) -> list[int]:
+    """The keys of the pairs whose first is held by nobody else."""
+    return [key for key, pair in pairs.items() if _references(pair[0]) <= _ALONE]
 
 
 def _at_collection(phase: str, _: dict[str, int]) -> None:

@@ -12,6 +12,7 @@ import oneflow as flow
 from .convert import Tensor, globalize
 from .errors import ConversionError, SpecTypeError, SplitUpdateWarning
 from .memo import replacement
+from .ranks import all_true
 from .rules import NdSbp, split_axis
 from .spec import GlobalSpec
 
@@ -36,13 +37,15 @@ def optimizer_to_global(optimizer: O) -> O:
 
     Momentum, averages and sums of a Parameter that is global become global with its placement
     and sbp: a state tensor of the Parameter's logical shape is taken as the whole (the first
-    rank's values count), one of the shape of its local component as that component. What is
-    global already, and the state of local Parameters, stays. Where OneFlow replaces Parameters
+    rank's values count), one of the shape of its local component as that component. State that is
+    global and lies elsewhere, as after ``existing="convert"``, follows too; the state of local
+    Parameters stays. Where OneFlow replaces Parameters
     (1.0 and later), the optimizer's groups get the new ones. Every rank has to call it.
 
     Raises:
         SpecTypeError: ``optimizer`` is not a ``flow.optim.Optimizer``.
-        ConversionError: a state tensor has another shape than its Parameter; nothing has changed.
+        ConversionError: a state tensor has another shape than its Parameter; raised on all ranks,
+            and nothing has changed.
 
     Warns:
         SplitUpdateWarning: ``LAMB`` with a split Parameter, which OneFlow 0.9.0 does not move.
@@ -53,6 +56,7 @@ def optimizer_to_global(optimizer: O) -> O:
         )
     follow = _Follow(optimizer)
     follow.plan()
+    follow.agree()
     follow.apply()
     if isinstance(optimizer, flow.optim.LAMB):
         for label, parameter in follow.parameters():
@@ -71,6 +75,7 @@ class _Follow:
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
         self._moves: list[tuple[dict[str, Any], str, GlobalSpec, NdSbp]] = []
+        self._misfits: list[str] = []
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Each Parameter as it is now, with a label."""
@@ -88,23 +93,40 @@ class _Follow:
 
     def _plan_state(self, label: str, parameter: Tensor, state: dict[str, Any]) -> None:
         whole = GlobalSpec(parameter.placement, list(parameter.sbp))
-        part = tuple(parameter.to_local().shape)
+        logical, part = tuple(parameter.shape), tuple(parameter.to_local().shape)
+        # A rank that is not in the placement holds nothing, and its own shape does not count.
+        member = flow.env.get_rank() in parameter.placement.ranks
         for name, value in state.items():
-            if not isinstance(value, flow.Tensor) or value.is_global:
+            if not isinstance(value, flow.Tensor):
                 continue
             shape = tuple(value.shape)
-            if shape == tuple(parameter.shape):
-                self._moves.append((state, name, whole, parameter.sbp))
-            elif shape == part:
-                self._moves.append((state, name, replace(whole, source="shard"), parameter.sbp))
+            if shape == logical:
+                spec, sbp = whole, parameter.sbp
             elif value.numel() == 1:  # a counter
-                self._moves.append((state, name, whole, whole.whole()))
+                spec, sbp = whole, whole.whole()
+            elif value.is_local and (shape == part or not member):
+                spec, sbp = replace(whole, source="shard"), parameter.sbp
             else:
-                raise ConversionError(
+                self._misfits.append(
                     f"{label}: its optimizer state {name!r} has shape {shape}. Expected: "
-                    f"{tuple(parameter.shape)}, the whole, or {part}, this rank's component. "
-                    "Make a new optimizer"
+                    f"{logical}, the whole, or {part}, this rank's component. Make a new optimizer"
                 )
+                continue
+            if value.is_local or value.placement != parameter.placement or value.sbp != sbp:
+                self._moves.append((state, name, spec, sbp))
+
+    def agree(self) -> None:
+        """Raise on all ranks where one of them has state that does not fit."""
+        if not self._moves and not self._misfits:
+            return  # nothing to follow, and nobody is told
+        if all_true(not self._misfits):
+            return
+        raise ConversionError(
+            self._misfits[0]
+            if self._misfits
+            else "optimizer_to_global: on another rank some state does not fit its Parameter, and "
+            "the error there says which. Nothing has changed"
+        )
 
     def apply(self) -> None:
         ready = [globalize(state[name], spec, sbp) for state, name, spec, sbp in self._moves]

@@ -8,94 +8,81 @@ impossible tensor anywhere is told with everything as it was, on every rank alik
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import oneflow as flow
 
 from .convert import Tensor
 from .errors import ConversionError
+from .items import Item, Node
 from .registry import STORE_OF, Module, join, store, tensors, walk
-from .rules import NdSbp
 from .spec import GlobalSpec, Kind
 
-Place = tuple[Module, str, str]  # a module, one of its stores, a name in it
 KINDS: tuple[Kind, ...] = ("parameter", "buffer")
 
 
-@dataclass
-class Item:
-    """One tensor that is to become global, and every place where the value holds it."""
-
-    tensor: Tensor
-    kind: Kind
-    path: str
-    label: str
-    sbp: NdSbp
-    fallback: bool
-    places: list[Place] = field(default_factory=list)
-
-    @property
-    def first(self) -> tuple[Module, str]:
-        """Where it was met first: the module and the path."""
-        return self.places[0][0], self.path
-
-
 class Plan:
-    """The tensors of a value that will change, with the sbp that each will have.
+    """The tensors of a value, with the sbp that each will have.
 
-    ``own`` holds the ids of global tensors that do not count as existing ones. The methods raise
+    ``own`` holds the ids of global tensors that do not count as existing ones, ``decided`` the
+    patterns by which tensors of these ids have become global. The methods raise
     :class:`ConversionError` for what cannot be done.
     """
 
-    def __init__(self, spec: GlobalSpec, own: Iterable[int] = ()) -> None:
+    def __init__(
+        self,
+        spec: GlobalSpec,
+        own: Iterable[int] = (),
+        decided: Mapping[int, str] | None = None,
+    ) -> None:
         self.spec = spec
-        self.items: dict[int, Item] = {}
-        self.used: set[str] = set()  # the patterns that decided something
+        self.used: set[str] = set()  # the patterns of spec that decided something
         self.conflicts: list[str] = []  # between the rules for one tensor, for a warning
+        self._items: dict[int, Item] = {}
+        self.late: dict[str, str] = {}  # a pattern that came too late, and what to say of it
         self._own = frozenset(own)
-        self._left: set[int] = set()  # tensors that a rule leaves local
+        self._decided = {} if decided is None else decided
         self._existing: list[str] = []
         self._elsewhere: tuple[str, Any] | None = None
+        self._wrapped: str | None = None  # a module wrapped for DistributedDataParallel
 
-    def add(
-        self, root: str, owner: Module, name: str, path: str, kind: Kind, tensor: Tensor | None
-    ) -> None:
-        """Take in one tensor of a value; ``root`` is the class that its path starts from."""
-        if tensor is None or tensor.is_lazy or id(tensor) in self._left:
-            return
-        label = f"{root}.{path}"
-        if tensor.is_global and not self._is_to_change(label, owner, path, tensor):
-            return
-        item = self.items.get(id(tensor))
-        if item is None:
-            item = self._item(label, owner, path, kind, tensor)
-            if item is None:
-                return
-            self.items[id(tensor)] = item
-        elif path != item.path:
-            self._compare(item, label, owner, path)
-        item.places.append((owner, STORE_OF[kind], name))
+    def changes(self) -> list[Item]:
+        """What is to be converted, in the order in which it was met."""
+        return [item for item in self._items.values() if item.changes]
 
-    def add_tree(self, root: str, module: Module, name: str) -> None:
-        """Take in a module and all below it; ``name`` is its path, "" for a root."""
-        for path, owner in walk(module, name):
-            self.add_own(root, owner, path)
+    def add(self, root: str, owner: Module, name: str, kind: Kind, tensor: Tensor) -> None:
+        """Take in a tensor that is assigned to ``owner`` by itself."""
+        self._look_for_ddp(root, owner)
+        self._add(Node(root, name, name, owner, self.spec), name, kind, tensor)
 
-    def add_own(
-        self, root: str, owner: Module, path: str, names: frozenset[str] | None = None
-    ) -> None:
-        """Take in what one module itself holds, all of it or what is in ``names``."""
-        for kind in KINDS:
-            for name, tensor in store(owner, STORE_OF[kind]).items():
-                if names is None or name in names:
-                    self.add(root, owner, name, join(path, name), kind, tensor)
+    def add_tree(self, root: str, module: Module, path: str) -> None:
+        """Take in a module and all below it; ``root`` is the class that paths start from.
 
-    def look_at(self, root: str, module: Module) -> None:
-        """Note where a module that is added to has its global tensors."""
+        Below an instance of a class that states its layout, that is what counts.
+        """
+        seen: set[int] = set()
+        waiting = [Node(root, path, path, module, self.spec)]
+        while waiting:
+            node = waiting.pop().governed()
+            self._look_for_ddp(node.label, node.module)
+            if id(node.module) in seen:
+                self._compare_tree(node)
+                continue
+            seen.add(id(node.module))
+            self._add_own(node)
+            waiting.extend(reversed(list(node.children())))
+
+    def add_own(self, root: str, owner: Module, path: str, names: frozenset[str]) -> None:
+        """Take in what one module itself holds under ``names``."""
+        node = Node(root, path, path, owner, self.spec)
+        self._look_for_ddp(node.label, owner)
+        self._add_own(node, names)
+
+    def look_at(self, root: str, module: Module, but: str = "") -> None:
+        """Note where a module that is added to has its global tensors; ``but``: not that name."""
         for path, tensor in tensors(module):
-            if tensor.is_global:
+            if tensor.is_global and path.split(".")[0] != but:
                 self._note_placement(f"{root}.{path}", tensor)
 
     def settle(self) -> None:
@@ -106,9 +93,10 @@ class Plan:
                 "local tensors only. Write existing='keep' to leave global ones as they are, or "
                 "existing='convert' to give them this placement and sbp"
             )
-        if not self.items:
+        changes = self.changes()
+        if not changes:
             return
-        first = next(iter(self.items.values()))
+        first = changes[0]
         if self.spec.same_placement and self._elsewhere is not None:
             label, placement = self._elsewhere
             raise ConversionError(
@@ -116,16 +104,13 @@ class Plan:
                 "Expected with same_placement=True: one placement for all global tensors of a "
                 "module. Write that placement, or same_placement=False"
             )
-        for item in self.items.values():
-            for owner, _, _ in item.places:
-                if owner.__dict__.get("_is_ddp_module"):
-                    raise ConversionError(
-                        f"{item.label}: {type(owner).__name__} is wrapped for "
-                        "DistributedDataParallel, whose hooks reduce local gradients only. "
-                        "Expected: the module before it was wrapped. A global model with "
-                        "broadcast weights and inputs split along the batch is data parallel by "
-                        "itself, so leave the wrapper out"
-                    )
+        if self._wrapped is not None:
+            raise ConversionError(
+                f"{first.label}: {self._wrapped} is wrapped for DistributedDataParallel, whose "
+                "hooks reduce local gradients only. Expected: the module before it was wrapped. "
+                "A global model with broadcast weights and inputs split along the batch is data "
+                "parallel by itself, so leave the wrapper out"
+            )
         if flow._oneflow_internal.lazy_mode.is_enabled():
             why = "inside nn.Graph.build; assign before the graph is built"
         elif threading.current_thread() is not threading.main_thread():
@@ -137,61 +122,100 @@ class Plan:
             f"Received: shape {tuple(first.tensor.shape)}"
         )
 
-    def _compare(self, item: Item, label: str, owner: Module, path: str) -> None:
-        """Note where a tied tensor has another rule under another of its names."""
-        if item.kind == "buffer" and self.spec.buffers != "sbp":
-            return
-        rules = self.spec.rules
-        first, second = rules.matching(*item.first), rules.matching(owner, path)
-        if second is None:
-            return
-        self.used.add(second)
-        if first is not None and rules.of(first) != rules.of(second):
-            self.conflicts.append(
-                f"{item.label} and {label} are one tensor, and the rules {first!r} and {second!r} "
-                "of sbp differ. The first is taken. Write the same sbp for both"
-            )
+    def _look_for_ddp(self, label: str, module: Module) -> None:
+        if module.__dict__.get("_is_ddp_module"):
+            self._wrapped = f"{label} (a {type(module).__name__})"
 
-    def _is_to_change(self, label: str, owner: Module, path: str, tensor: Tensor) -> bool:
-        if self.spec.existing == "convert":
-            return True
+    def _add_own(self, node: Node, names: frozenset[str] | None = None) -> None:
+        for kind in KINDS:
+            for name, tensor in store(node.module, STORE_OF[kind]).items():
+                if names is None or name in names:
+                    self._add(node.at(name), name, kind, tensor)
+
+    def _add(self, at: Node, name: str, kind: Kind, tensor: Tensor | None) -> None:
+        if tensor is None or tensor.is_lazy:
+            return
+        item = self._items.get(id(tensor))
+        # What one module keeps as a buffer may be the Parameter of another one.
+        if item is None or (item.kind, kind) == ("buffer", "parameter"):
+            if tensor.is_global and at.spec.existing != "convert":
+                self._keep(at, tensor)
+                return
+            places = [] if item is None else item.places
+            item = self._items[id(tensor)] = self._decide(at, kind, tensor)
+            item.places = places
+        elif at.path != item.path:
+            self._compare(item, at)
+        item.places.append((at.module, STORE_OF[kind], name))
+
+    def _keep(self, at: Node, tensor: Tensor) -> None:
+        rules = at.spec.rules
+        pattern = rules.matching(at.module, at.rule_path)
+        before = self._decided.get(id(tensor), pattern)
+        if pattern is not None and before is not None and rules.of(pattern) != rules.of(before):
+            self.late.setdefault(
+                pattern,
+                f"the rule {pattern!r} came too late for {at.label}: a constructor had assigned it "
+                f"before, under a shorter path, and {before!r} has decided. Write when='exit' for "
+                "rules by path, or a pattern of the form 'OwnerClass.attribute'",
+            )
         # A pattern that stands for a tensor which is kept is no slip of the pen.
-        pattern = self.spec.rules.matching(owner, path)
-        if pattern is not None:
-            self.used.add(pattern)
+        self._use(at, pattern)
         if id(tensor) not in self._own:
-            if self.spec.existing == "error":
-                self._existing.append(label)
-            self._note_placement(label, tensor)
-        return False
+            if at.spec.existing == "error":
+                self._existing.append(at.label)
+            self._note_placement(at.label, tensor)
+
+    def _use(self, at: Node, pattern: str | None) -> None:
+        if pattern is not None and at.spec is self.spec:
+            self.used.add(pattern)
 
     def _note_placement(self, label: str, tensor: Tensor) -> None:
         if self._elsewhere is None and tensor.placement != self.spec.placement:
             self._elsewhere = (label, tensor.placement)
 
-    def _item(
-        self, label: str, owner: Module, path: str, kind: Kind, tensor: Tensor
-    ) -> Item | None:
-        spec = self.spec
+    def _compare_tree(self, node: Node) -> None:
+        """Look at a module that was met under another name before, for its rules there."""
+        for rule_path, owner in walk(node.module, node.rule_path):
+            for kind in KINDS:
+                for name, tensor in store(owner, STORE_OF[kind]).items():
+                    item = None if tensor is None else self._items.get(id(tensor))
+                    if item is not None:
+                        path = join(rule_path, name)
+                        self._compare(item, Node(node.root, path, path, owner, node.spec))
+
+    def _compare(self, item: Item, at: Node) -> None:
+        """Note where a tied tensor has another rule under another of its names."""
+        if item.kind == "buffer" and at.spec.buffers != "sbp":
+            return
+        pattern = at.spec.rules.matching(at.module, at.rule_path)
+        if pattern is None:
+            return
+        self._use(at, pattern)
+        if item.pattern is not None and item.wish != at.spec.rules.of(pattern):
+            self.conflicts.append(
+                f"{item.label} and {at.label} are one tensor, and the rules {item.pattern!r} and "
+                f"{pattern!r} of sbp differ. The first is taken. Write the same sbp for both"
+            )
+
+    def _decide(self, at: Node, kind: Kind, tensor: Tensor) -> Item:
+        spec, pattern = at.spec, None
         if kind == "buffer" and spec.buffers != "sbp":
             wish = spec.whole() if spec.buffers == "broadcast" else None
         else:
-            pattern, wish = spec.rules.wish(label, owner, path, tensor)
-            if pattern is not None:
-                self.used.add(pattern)
-        if wish is None:
-            self._left.add(id(tensor))
-            return None
+            pattern, wish = spec.rules.wish(at.label, at.module, at.rule_path, tensor)
+            self._use(at, pattern)
         shape = tuple(tensor.shape)
-        # Of what is global already the shape is the logical one.
-        source = "full" if tensor.is_global else spec.source
-        sbp = spec.fit(label, kind, shape, wish, source)
-        if tensor.is_global and tensor.placement == spec.placement and tensor.sbp == sbp:
-            return None
-        if not tensor.is_leaf:
+        sbp = wish
+        if wish is not None:
+            # Of what is global already the shape is the logical one.
+            source = "full" if tensor.is_global else spec.source
+            sbp = spec.fit(at.label, kind, shape, wish, source)
+        item = Item(tensor, kind, at.path, at.label, spec, pattern, wish, sbp)
+        if item.changes and not tensor.is_leaf:
             raise ConversionError(
-                f"{label}: a {kind} that autograd still tracks cannot become global without "
+                f"{at.label}: a {kind} that autograd still tracks cannot become global without "
                 "losing its history. Expected: a leaf tensor. Received: one with a grad_fn, "
                 f"shape {shape}. Write .detach() where it is assigned"
             )
-        return Item(tensor, kind, path, label, sbp, fallback=shape != () and sbp != wish)
+        return item

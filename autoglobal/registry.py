@@ -71,14 +71,18 @@ def walk(module: Module, prefix: str) -> Iterator[tuple[str, Module]]:
         waiting.extend(reversed(children))
 
 
-def has_own_setattr(module: Module) -> bool:
-    """Whether a class between the module's and ``nn.Module`` defines ``__setattr__``."""
+METHODS = ("__setattr__", "register_parameter", "register_buffer", "add_module")
+
+
+def has_own_methods(module: Module, names: tuple[str, ...] = METHODS) -> bool:
+    """Whether a class between the module's and ``nn.Module`` defines one of these methods."""
     for kind in type(module).__mro__:
         if kind is nn.Module:
             break
-        own = vars(kind).get("__setattr__")
-        if own is not None and not getattr(inspect.unwrap(own), PASSES_ON, False):
-            return True
+        for name in names:
+            own = vars(kind).get(name)
+            if own is not None and not getattr(inspect.unwrap(own), PASSES_ON, False):
+                return True
     return False
 
 

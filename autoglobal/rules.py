@@ -17,6 +17,7 @@ NdSbp = tuple[Sbp, ...]  # one per placement dimension
 Wish = Optional[NdSbp]  # None: stays local
 
 BROADCAST = flow.sbp.broadcast
+_MORE = "a mapping of glob patterns to such, or a callable"
 _SBPS = "flow.sbp.split(dim), flow.sbp.broadcast or flow.sbp.partial_sum"
 
 
@@ -58,7 +59,7 @@ class Rules:
                 )
             self._function = sbp
         else:
-            self._for_all = _checked(sbp, placement)
+            self._for_all = _checked(sbp, placement, or_rules=True)
 
     @property
     def patterns(self) -> tuple[str, ...]:
@@ -135,14 +136,14 @@ def _pattern(key: Any) -> str:
     return key
 
 
-def _checked(sbp: Any, placement: Any) -> NdSbp:
+def _checked(sbp: Any, placement: Any, or_rules: bool = False) -> NdSbp:
     dims = placement.ranks.ndim
     given = tuple(sbp) if isinstance(sbp, (list, tuple)) else (sbp,)
     for one in given:
         if not isinstance(one, flow.sbp.sbp):
             raise SpecTypeError(
                 f"sbp must be {_SBPS}, a list or tuple of these with one per placement "
-                "dimension, a mapping of glob patterns to such, or a callable. "
+                f"dimension, {_MORE if or_rules else 'or None to leave it local'}. "
                 f"Received: {one!r} in sbp={sbp!r}"
             )
     if len(given) != dims:

@@ -7,7 +7,7 @@ from typing import Any
 from . import hook
 from .advice import add_advice
 from .block import Block
-from .frames import Frame, innermost
+from .frames import Frame, innermost, open_frames
 from .registry import Module, slot_of
 from .rules import show_sbp
 from .session import Record, Session
@@ -24,6 +24,7 @@ class ActiveScope(Frame):
 
     def __init__(self, spec: GlobalSpec, opened_by: object) -> None:
         super().__init__(opened_by)
+        self.is_local = False
         self.spec = spec
         self.watch_global = spec.existing != "keep"
         self._session = Session(spec)
@@ -46,6 +47,10 @@ class ActiveScope(Frame):
                 f"{one.nbytes} bytes on this rank"
             )
         return "\n".join(lines)
+
+    def forget(self, module: Module, name: str) -> None:
+        """``name`` was assigned again inside a ``local_scope``."""
+        self._session.forget(module, name)
 
     def end(self, error: BaseException | None) -> None:
         """Do what is due as the block ends, ``error`` being how."""
@@ -101,10 +106,29 @@ class local_scope(Block):
     """
 
     def new_frame(self) -> Frame:
-        return Frame(self)
+        around = [frame for frame in open_frames() if isinstance(frame, ActiveScope)]
+        waiting = [frame for frame in around if frame.spec.when == "exit"]
+        return _Forgetting(self, waiting) if waiting else Frame(self)
 
     def __repr__(self) -> str:
         return "local_scope()"
+
+
+class _Forgetting(Frame):
+    """A local frame inside scopes that convert at their end: what is assigned is not theirs."""
+
+    def __init__(self, opened_by: object, waiting: list[ActiveScope]) -> None:
+        super().__init__(opened_by)
+        self._waiting = waiting
+        self.handler = self
+
+    def on_assign(
+        self, forward: hook.Forward, module: Module, via: str, name: Any, value: Any
+    ) -> Any:
+        result = forward()
+        for scope in self._waiting:
+            scope.forget(module, name)
+        return result
 
 
 def current_scope() -> ActiveScope | None:
@@ -197,6 +221,8 @@ class global_scope(Block):
 
     Warns:
         UnusedRuleWarning: a pattern of ``sbp`` matched nothing by the time the scope closes.
+        LateRuleWarning: with ``when="assign"``, a rule by path met what a constructor inside the
+            block had assigned, and another rule decided, under a shorter path.
         TiedRulesWarning: the rules differ over a tensor that is tied; the first met is taken.
     """
 

@@ -14,10 +14,11 @@ from tqdm import tqdm
 
 from .assigned import Assigned
 from .convert import Tensor, globalize, make_global, nbytes
-from .errors import TiedRulesWarning, UnusedRuleWarning
+from .errors import LateRuleWarning, TiedRulesWarning, UnusedRuleWarning
+from .items import Item, Place
 from .memo import Memo, replacement
-from .plan import Item, Place, Plan
-from .registry import STORE_OF, Before, Module, Slot, has_own_setattr, store
+from .plan import Plan
+from .registry import STORE_OF, Before, Module, Slot, has_own_methods, store
 from .rules import NdSbp
 from .spec import GlobalSpec, Kind, Shape
 
@@ -59,6 +60,9 @@ class Session:
         self._memo = Memo()
         self._used: set[str] = set()
         self._conflicts: list[str] = []
+        self._late: dict[str, str] = {}
+        # By which rule a tensor became global; with the tensor, so that its id stays its.
+        self._by_rule: dict[int, tuple[str, Tensor]] = {}
         self._own = {id(tensor): tensor for tensor in own}  # and what this session makes global
         self._assigned = Assigned()  # with when="exit"
 
@@ -80,16 +84,18 @@ class Session:
         if pending is not None and all(a is b for a, b in zip(pending, call)):
             return forward()  # another hook is at it: __setattr__ calls register_parameter
         root = type(module).__name__
-        plan = Plan(self.spec, self._own)
+        own = self._not_existing(module, slot, name, value)
+        plan = Plan(self.spec, own, {key: rule for key, (rule, _) in self._by_rule.items()})
         if slot == "module":
             plan.add_tree(root, value, name)
         else:
-            plan.add(root, module, name, name, slot, value)
-        if plan.items and self.spec.same_placement:
-            plan.look_at(root, module)
+            plan.add(root, module, name, slot, value)
+        if self.spec.same_placement:
+            plan.look_at(root, module, but=name)
         plan.settle()
         self._used |= plan.used
-        before = Before(module, name) if plan.items else None
+        self._late.update(plan.late)
+        before = Before(module, name) if plan.changes() else None
         token = _pending.set(call)
         try:
             result = forward()
@@ -106,6 +112,18 @@ class Session:
             raise
         return result
 
+    def _not_existing(self, module: Module, slot: Slot, name: str, value: Any) -> set[int]:
+        """The ids of global tensors that are no find for ``existing="error"``."""
+        own = set(self._own)
+        held = None if slot == "module" else store(module, STORE_OF[slot]).get(name)
+        if held is not None and held.is_global:
+            own.add(id(value))  # what is global goes on as such: an average that is updated
+        return own
+
+    def forget(self, module: Module, name: str) -> None:
+        """With ``when="exit"``: the name was assigned again where nothing is converted."""
+        self._assigned.forget(module, name)
+
     def convert_tree(self, module: Module, progress: bool = False) -> None:
         """Make global what is local in a module that exists."""
         plan = Plan(self.spec)
@@ -119,7 +137,10 @@ class Session:
         plan = Plan(self.spec)
         for root in self._assigned.roots():
             for path, owner, names in self._assigned.below(root):
-                plan.add_own(type(root).__name__, owner, path, names)
+                if names is None:
+                    plan.add_tree(type(root).__name__, owner, path)
+                else:
+                    plan.add_own(type(root).__name__, owner, path, names)
             if self.spec.same_placement:
                 plan.look_at(type(root).__name__, root)
         plan.settle()
@@ -131,13 +152,16 @@ class Session:
         messages: list[tuple[str, type[Warning]]] = [
             (message, TiedRulesWarning) for message in self._conflicts
         ]
-        for pattern in self.spec.rules.patterns:
-            if pattern not in self._used:
+        messages += [(message, LateRuleWarning) for message in self._late.values()]
+        patterns = self.spec.rules.patterns
+        for pattern in patterns:
+            # A last '*' for what the others leave over may have nothing to do.
+            if pattern not in self._used and not (pattern == "*" == patterns[-1]):
                 text = (
-                    f"the rule {pattern!r} of sbp matched nothing that it decides (patterns are "
-                    "matched against the path and against OwnerClass.attribute, the first match "
-                    f"wins, and buffers={self.spec.buffers!r} decides for the buffers); correct "
-                    "it or leave it out"
+                    f"the rule {pattern!r} of sbp decided for no tensor: it matched nothing, or "
+                    "only what an earlier rule or buffers="
+                    f"{self.spec.buffers!r} decides. Patterns are matched against the path and "
+                    "against OwnerClass.attribute. Correct it or leave it out"
                 )
                 messages.append((text, UnusedRuleWarning))
         for message, category in messages:
@@ -147,23 +171,26 @@ class Session:
         """Let go of every tensor and module."""
         self._memo.close()
         self._own.clear()
+        self._by_rule.clear()
         self._assigned.clear()
 
     def _apply(self, plan: Plan, progress: bool = False) -> None:
         """Convert, then put in place. Until every tensor is converted nothing has changed."""
-        quiet = not progress or flow.env.get_rank() != 0
+        changes: Iterable[Item] = plan.changes()
+        if progress and flow.env.get_rank() == 0:
+            changes = tqdm(changes, "local to global")
         ready = []
-        for item in tqdm(list(plan.items.values()), "local to global", disable=quiet):
+        for item in changes:
             # A hook nearer to the registry may have been here, or a class kept something else.
             places = [
                 (owner, which, name)
                 for owner, which, name in item.places
                 if store(owner, which).get(name) is item.tensor
             ]
-            if places and not _is_done(item, self.spec):
+            if places and item.changes:
                 ready.append((item, places, *self._convert(item)))
-        for item, places, new, grad in ready:
-            self._put(item, places, new, grad)
+        for one in ready:
+            self._put(*one)
         self._conflicts += plan.conflicts
 
     def _convert(self, item: Item) -> tuple[Tensor, Tensor | None]:
@@ -172,15 +199,15 @@ class Session:
             return known, known.grad
         grad = item.tensor.grad
         if grad is not None and (grad.is_local or item.tensor.is_global):
-            grad = globalize(grad, self.spec, item.sbp)
-        return globalize(item.tensor, self.spec, item.sbp), grad
+            grad = globalize(grad, item.spec, item.target)
+        return globalize(item.tensor, item.spec, item.target), grad
 
     def _replacement(self, item: Item) -> Tensor | None:
         """The Parameter that took this one's place before, so that ties stay ties."""
         known = self._memo.parameter(item.tensor)
         if known is None:
             known = replacement(item.tensor)
-            if known is None or known.placement != self.spec.placement or known.sbp != item.sbp:
+            if known is None or known.placement != item.spec.placement or known.sbp != item.sbp:
                 return None
         return known
 
@@ -198,6 +225,8 @@ class Session:
             kept, fresh = make_global(old, new, grad), True
         if self.spec.existing == "error":
             self._own[id(kept)] = kept
+        if item.pattern is not None:
+            self._by_rule[id(kept)] = (item.pattern, kept)
         if kept is not old:
             _replace(places, old, kept)
             if isinstance(old, nn.Parameter):
@@ -218,15 +247,10 @@ class Session:
             )
 
 
-def _is_done(item: Item, spec: GlobalSpec) -> bool:
-    tensor = item.tensor
-    return bool(tensor.is_global and tensor.placement == spec.placement and tensor.sbp == item.sbp)
-
-
 def _replace(places: list[Place], old: Tensor, new: Tensor) -> None:
     for owner, which, name in places:
         store(owner, which)[name] = new
         # A class with a __setattr__ of its own may keep the Parameter elsewhere too, as the RNNs
         # of OneFlow do in _flat_weights.
-        if isinstance(old, nn.Parameter) and has_own_setattr(owner):
+        if isinstance(old, nn.Parameter) and has_own_methods(owner, ("__setattr__",)):
             setattr(owner, name, new)

@@ -104,6 +104,10 @@ class GlobalSpec:
         )
 
 
+def _count(world: int) -> str:
+    return "is 1 rank (rank 0)" if world == 1 else f"are {world} ranks (0 to {world - 1})"
+
+
 def check_flag(option: str, value: Any) -> None:
     """Raise :class:`SpecTypeError` where ``value`` is no bool."""
     if not isinstance(value, bool):
@@ -127,7 +131,7 @@ def _check_placement(placement: Any) -> None:
     outside = [rank for rank in ranks if not 0 <= rank < world]
     if outside:
         raise SpecError(
-            f"placement names rank {outside[0]} and there are {world} ranks (0 to {world - 1}). "
+            f"placement names rank {outside[0]} and there {_count(world)}. "
             f"Received: placement={placement!r}. Use ranks that exist, or start the program with "
             f"python -m oneflow.distributed.launch --nproc_per_node {max(ranks) + 1}"
         )

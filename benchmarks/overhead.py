@@ -21,6 +21,7 @@ from .timing import Row, Variant, measure
 
 
 def main(rounds: int) -> None:
+    print("median time, median ratio to the first line and [its quartiles] over the rounds")
     placement = flow.placement("cpu", ranks=[0])
     parameter = nn.Parameter(flow.ones(4, 4).to_global(placement, flow.sbp.broadcast))
     bare = vars(nn.Module)["__setattr__"]

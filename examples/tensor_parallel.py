@@ -84,6 +84,7 @@ parallel_losses = train(parallel, x.to_global(P, B))
 local_losses = train(local, x)
 
 if flow.env.get_rank() == 0:
+    print("on", flow.env.get_world_size(), "rank(s)")
     for name, parameter in parallel.named_parameters():
         print(f"{name:18} {tuple(parameter.shape)!s:10} {parameter.sbp[0]}")
     print("losses of the parallel block:", *parallel_losses)

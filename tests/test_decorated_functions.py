@@ -201,3 +201,9 @@ def test_a_class_is_an_error_that_says_auto_global(P, kind):
 def test_what_cannot_be_called(P, value):
     with pytest.raises(TypeError):
         global_scope(P, S0)(value)
+
+
+@pytest.mark.parametrize("kind", [staticmethod, classmethod])
+def test_above_a_descriptor_it_says_where_to_stand(P, kind):
+    with pytest.raises(SpecTypeError, match=f"below @{kind.__name__}"):
+        global_scope(P, S0)(kind(lambda: None))

@@ -50,4 +50,4 @@ def test_a_stub_in_the_place_of_oneflow_is_told(tmp_path):
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert run.stdout.startswith(OneFlowMissing.__name__)
     assert "stub" in run.stdout
-    assert "autoglobal[oneflow]" in run.stdout
+    assert "[oneflow]" in run.stdout

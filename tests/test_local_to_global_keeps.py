@@ -186,3 +186,11 @@ def test_a_module_wrapped_for_data_parallelism_inside_another_is_refused(P):
     with pytest.raises(ConversionError, match=r"(?s)body.*DistributedDataParallel|Dist.*body"):
         local_to_global(m, P, B)
     before.assert_unchanged()
+
+
+def test_a_wrapped_module_that_holds_no_tensor_itself_is_refused(P):
+    """OneFlow marks the module that was wrapped, and its tensors are below."""
+    m = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 4)))
+    with pytest.raises(ConversionError, match="DistributedDataParallel"):
+        local_to_global(m, P, B)
+    assert m[0].weight.is_local

@@ -94,3 +94,13 @@ def test_another_placement_is_taken_by_default(P, first):
 def test_a_value_of_a_wrong_type(P):
     with pytest.raises(TypeError, match="same_placement"), global_scope(P, S0, same_placement=1):
         pass
+
+
+def test_what_is_replaced_does_not_count(world):
+    first, other = flow.placement("cpu", [0]), flow.placement("cpu", list(range(world)))
+    m = Model()
+    with global_scope(first, B):
+        m.new = parameter(W)
+    with global_scope(other, B, same_placement=True):
+        m.new = parameter(W + 1)
+    assert_global(m.new, W + 1, other, B)

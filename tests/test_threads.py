@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import threading
 
 import pytest
@@ -189,3 +190,20 @@ def test_one_scope_object_in_two_threads(P):
     assert other is not own
     assert_global(m.new, A, P, S0)
     assert clean()
+
+
+def test_a_context_that_is_copied_into_a_thread_carries_no_scope(P):
+    """As asyncio.to_thread does."""
+    found = []
+
+    def build():
+        found.append(nn.Linear(4, 4).weight.is_local)
+
+    with global_scope(P, S0):
+        context = contextvars.copy_context()
+        thread = threading.Thread(target=context.run, args=(build,))
+        thread.start()
+        thread.join()
+        inside = nn.Linear(4, 4).weight.is_local
+    assert found == [True]
+    assert not inside

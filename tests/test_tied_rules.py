@@ -48,3 +48,28 @@ def test_a_tied_buffer_that_the_rules_do_not_decide(P):
         local_to_global(m, P, {"*.weight": S0})
     assert m.table.mask is m.head.mask
     assert m.table.mask.sbp == (B,)
+
+
+def test_the_first_is_taken_of_what_was_global_too(P):
+    m = local_to_global(tied(), P, B)
+    with pytest.warns(TiedRulesWarning):
+        local_to_global(m, P, {"table.*": B, "head.*": S0}, existing="convert")
+    assert m.head.weight.sbp == (B,)
+
+
+@pytest.mark.parametrize("first", [None, S0], ids=["local first", "global first"])
+def test_a_rule_that_leaves_it_local_is_a_rule_too(P, first):
+    m, second = tied(), S0 if first is None else None
+    with pytest.warns(TiedRulesWarning) as caught:
+        local_to_global(m, P, {"table.*": first, "head.*": second})
+    assert len(caught) == 1
+    assert m.head.weight.is_local == (first is None)
+
+
+def test_one_module_under_two_names(P):
+    m = Model()
+    m.encoder = m.decoder = nn.Linear(8, 8)
+    with pytest.warns(TiedRulesWarning) as caught:
+        local_to_global(m, P, {"encoder.*": S0, "decoder.*": B})
+    assert "Model.decoder.weight" in "".join(str(one.message) for one in caught)
+    assert m.encoder.weight.sbp == (S0,)

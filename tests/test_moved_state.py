@@ -1,0 +1,78 @@
+"""Optimizer state of Parameters that were global, and of ranks that hold nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import oneflow as flow
+import pytest
+from oneflow import nn
+
+from autoglobal import ConversionError, local_to_global, optimizer_to_global
+from tests.support import S0, B, as_array, counted, linear, tensor
+
+OPTIMIZERS = {
+    "SGD": lambda p: flow.optim.SGD(p, lr=0.01, momentum=0.9),
+    "Adam": lambda p: flow.optim.Adam(p, lr=0.01),
+    "RMSprop": lambda p: flow.optim.RMSprop(p, lr=0.01),
+    "Adagrad": lambda p: flow.optim.Adagrad(p, lr=0.01),
+}
+W = counted(8, 4) / 32
+
+
+def steps(layer: nn.Linear, optimizer, times: int, move=lambda x: x) -> None:
+    for _ in range(times):
+        (layer(move(tensor(counted(2, 4) / 8))) ** 2).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_state_that_is_global_follows_to_another_sbp(P, name):
+    local, layer = linear(W), linear(W)
+    expected = OPTIMIZERS[name](local.parameters())
+    steps(local, expected, 5)
+
+    local_to_global(layer, P, B)
+    optimizer = OPTIMIZERS[name](layer.parameters())
+
+    def move(x):
+        return x.to_global(P, B)
+
+    steps(layer, optimizer, 1, move)
+    local_to_global(layer, P, S0, existing="convert")
+    optimizer_to_global(optimizer)
+    steps(layer, optimizer, 4, move)
+    found = as_array(layer.weight.to_global(P, B).to_local())
+    np.testing.assert_allclose(found, as_array(local.weight), rtol=1e-5, atol=1e-6)
+
+
+def trained() -> tuple[nn.Linear, flow.optim.Optimizer]:
+    layer = linear(W)
+    optimizer = OPTIMIZERS["SGD"](layer.parameters())
+    steps(layer, optimizer, 1)
+    return layer, optimizer
+
+
+@pytest.mark.ranks(2, 4)
+@pytest.mark.parametrize("source", ["full", "shard"])
+def test_a_rank_that_the_placement_leaves_out_goes_along(world, source):
+    layer, optimizer = trained()
+    first = flow.placement("cpu", list(range(world - 1)))
+    local_to_global(layer, first, S0, source=source)
+    optimizer_to_global(optimizer)
+    (state,) = [optimizer._state[p] for p in layer.parameters()]
+    assert state["momentum_buf"].placement == first
+    assert state["momentum_buf"].shape == layer.weight.shape
+
+
+@pytest.mark.ranks(2, 4)
+def test_state_that_fits_on_all_ranks_but_one_raises_on_all(P, rank):
+    layer, optimizer = trained()
+    weight = layer.weight
+    before = optimizer._state[weight]["momentum_buf"]
+    if rank == 1:
+        before = optimizer._state[weight]["momentum_buf"] = tensor(counted(3, 3))
+    local_to_global(layer, P, S0)
+    with pytest.raises(ConversionError, match=r"\(3, 3\)" if rank == 1 else "another rank"):
+        optimizer_to_global(optimizer)
+    assert optimizer._state[weight]["momentum_buf"] is before
