@@ -6,6 +6,7 @@ order, also those that the placement leaves out.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import oneflow as flow
@@ -75,8 +76,8 @@ def make_global(parameter: Tensor, value: Tensor, grad: Tensor | None) -> Tensor
     return new
 
 
-def nbytes(local: Tensor) -> int:
-    """The bytes that a local tensor's elements take."""
+@cache
+def item_size(dtype: Any) -> int:
+    """The bytes of one element."""
     # OneFlow 0.9.0 does not know the size of this dtype of its own.
-    size = 2 if local.dtype == flow.bfloat16 else local.element_size()
-    return int(local.numel() * size)
+    return 2 if dtype == flow.bfloat16 else int(dtype.bytes)

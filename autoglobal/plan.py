@@ -34,7 +34,7 @@ class Plan:
         self,
         spec: GlobalSpec,
         own: Iterable[int] = (),
-        decided: Mapping[int, str] | None = None,
+        decided: Mapping[int, tuple[str, Tensor]] | None = None,
     ) -> None:
         self.spec = spec
         self.used: set[str] = set()  # the patterns of spec that decided something
@@ -151,7 +151,7 @@ class Plan:
     def _keep(self, at: Node, tensor: Tensor) -> None:
         rules = at.spec.rules
         pattern = rules.matching(at.module, at.rule_path)
-        before = self._decided.get(id(tensor), pattern)
+        before, _ = self._decided.get(id(tensor), (pattern, None))
         if pattern is not None and before is not None and rules.of(pattern) != rules.of(before):
             self.late.setdefault(
                 pattern,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
@@ -13,7 +14,7 @@ from oneflow import nn
 from tqdm import tqdm
 
 from .assigned import Assigned
-from .convert import Tensor, globalize, make_global, nbytes
+from .convert import Tensor, globalize, item_size, make_global
 from .errors import LateRuleWarning, TiedRulesWarning, UnusedRuleWarning
 from .items import Item, Place
 from .memo import Memo, replacement
@@ -85,7 +86,7 @@ class Session:
             return forward()  # another hook is at it: __setattr__ calls register_parameter
         root = type(module).__name__
         own = self._not_existing(module, slot, name, value)
-        plan = Plan(self.spec, own, {key: rule for key, (rule, _) in self._by_rule.items()})
+        plan = Plan(self.spec, own, self._by_rule)
         if slot == "module":
             plan.add_tree(root, value, name)
         else:
@@ -112,8 +113,10 @@ class Session:
             raise
         return result
 
-    def _not_existing(self, module: Module, slot: Slot, name: str, value: Any) -> set[int]:
+    def _not_existing(self, module: Module, slot: Slot, name: str, value: Any) -> Iterable[int]:
         """The ids of global tensors that are no find for ``existing="error"``."""
+        if self.spec.existing != "error":
+            return ()
         own = set(self._own)
         held = None if slot == "module" else store(module, STORE_OF[slot]).get(name)
         if held is not None and held.is_global:
@@ -232,16 +235,18 @@ class Session:
             if isinstance(old, nn.Parameter):
                 self._memo.put_parameter(old, kept)
         if fresh:
+            shape = tuple(kept.shape)
             self.converted.append(
                 Record(
                     path=item.path,
                     owner=type(places[0][0]).__name__,
                     kind=item.kind,
-                    shape=tuple(kept.shape),
+                    shape=shape,
                     dtype=kept.dtype,
                     placement=kept.placement,
                     sbp=kept.sbp,
-                    nbytes=nbytes(kept.to_local()),
+                    nbytes=math.prod(item.spec.component(shape, item.target))
+                    * item_size(kept.dtype),
                     fallback=item.fallback,
                 )
             )

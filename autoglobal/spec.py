@@ -64,6 +64,23 @@ class GlobalSpec:
         """The number of ranks along each dimension of the placement."""
         return tuple(self.placement.ranks.shape)
 
+    @cached_property
+    def position(self) -> Shape | None:
+        """This rank's index along each dimension of the placement; None where it is left out."""
+        found = (self.placement.ranks == flow.env.get_rank()).nonzero()
+        return tuple(int(axis[0]) for axis in found) if len(found[0]) else None
+
+    def component(self, shape: Shape, sbp: NdSbp) -> Shape:
+        """The shape of this rank's component of a logical ``shape``, ``(0,)`` where it has none."""
+        if self.position is None:
+            return (0,)
+        part = list(shape)
+        for one, ranks, index in zip(sbp, self.hierarchy, self.position):
+            axis = split_axis(one)
+            if axis is not None:  # the first pieces are the longer ones
+                part[axis] = part[axis] // ranks + (index < part[axis] % ranks)
+        return tuple(part)
+
     def whole(self) -> NdSbp:
         """Broadcast along every dimension of the placement."""
         return (BROADCAST,) * len(self.hierarchy)

@@ -7,7 +7,7 @@ import pytest
 from oneflow import nn
 
 from autoglobal import global_scope
-from tests.support import S0, B, Model, counted, linear, parameter, tensor
+from tests.support import S0, S1, B, Model, counted, linear, parameter, tensor
 
 
 def owner_name(record) -> str:
@@ -116,3 +116,25 @@ def test_what_failed_leaves_no_record(P):
             m.bad = tree
         m.good = parameter(counted(8, 4))
     assert [record.path for record in scope.converted] == ["good"]
+
+
+@pytest.mark.parametrize("shape", [(8, 4), (5, 7), (9, 6)], ids=str)
+@pytest.mark.parametrize("sbp", [B, S0, S1], ids=str)
+def test_the_bytes_are_those_of_this_ranks_component(P, shape, sbp):
+    for dtype, size in ((flow.float32, 4), (flow.bfloat16, 2), (flow.int8, 1)):
+        m = Model()
+        with global_scope(P, sbp) as scope:
+            m.new = nn.Parameter(tensor(counted(*shape), dtype), requires_grad=False)
+        (record,) = scope.converted
+        assert record.nbytes == m.new.to_local().numel() * size
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("sbp", [(S0, S0), (S0, S1), (B, S1)], ids=str)
+def test_the_bytes_on_a_mesh_and_outside_of_one(sbp):
+    for ranks in ([[0, 1], [2, 3]], [[1, 3]]):
+        m, mesh = Model(), flow.placement("cpu", ranks)
+        with global_scope(mesh, sbp) as scope:
+            m.new = parameter(counted(7, 6))
+        (record,) = scope.converted
+        assert record.nbytes == m.new.to_local().numel() * 4
