@@ -11,11 +11,11 @@ import pytest
 from oneflow import nn
 
 from autoglobal import auto_global
+from tests.scopes import METHODS
 from tests.support import S0, S1, B, Model, assert_global, assert_local, counted, parameter, tensor
 
 A = counted(8, 4)
 WORLD = flow.placement("cpu", list(range(flow.env.get_world_size())))
-METHODS = ("__setattr__", "register_parameter", "register_buffer", "add_module")
 
 
 class Plain(nn.Module):

@@ -7,6 +7,7 @@ import pytest
 from oneflow import nn
 
 from autoglobal import auto_global
+from tests.scopes import Follower, following
 from tests.support import (
     S0,
     B,
@@ -22,18 +23,6 @@ from tests.support import (
 from tests.trees import globally
 
 A = counted(8, 4)
-
-
-@auto_global
-class Follower(nn.Module):
-    """A class that follows."""
-
-
-def following(P, sbp=S0) -> Follower:
-    """An instance that holds one global Parameter."""
-    m = Follower()
-    m.param = globally(A, P, sbp)
-    return m
 
 
 def test_it_is_the_same_class_object():

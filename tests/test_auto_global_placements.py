@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import oneflow as flow
 import pytest
-from oneflow import nn
 
-from autoglobal import ConversionError, auto_global, global_scope, local_scope
+from autoglobal import ConversionError, global_scope, local_scope
+from tests.scopes import Follower, following
 from tests.support import (
     S0,
     B,
@@ -21,18 +21,6 @@ from tests.support import (
 from tests.trees import globally
 
 A = counted(8, 4)
-
-
-@auto_global
-class Follower(nn.Module):
-    """A class that follows."""
-
-
-def following(P, sbp=S0) -> Follower:
-    """An instance that holds one global Parameter."""
-    m = Follower()
-    m.param = globally(A, P, sbp)
-    return m
 
 
 # Several placements

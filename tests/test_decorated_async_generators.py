@@ -9,17 +9,10 @@ import inspect
 import pytest
 
 from autoglobal import current_scope, global_scope
+from tests.scopes import now
 from tests.support import S0, B, Model, assert_local, counted, parameter
 
 A = counted(8, 4)
-
-
-def now():
-    """The sbp that an assignment gets here and now; None where it stays local."""
-    m = Model()
-    m.new = parameter(A)
-    assert (current_scope() is None) == m.new.is_local
-    return m.new.sbp[0] if m.new.is_global else None
 
 
 # Async generators

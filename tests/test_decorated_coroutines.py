@@ -8,20 +8,10 @@ import inspect
 import pytest
 
 from autoglobal import current_scope, global_scope
-from tests.support import S0, B, Model, assert_local, counted, parameter
+from tests.scopes import new, sbp_of
+from tests.support import S0, B, assert_local, counted
 
 A = counted(8, 4)
-
-
-def new(array=A):
-    """A Parameter assigned here and now, under what is in force here and now."""
-    m = Model()
-    m.new = parameter(array)
-    return m.new
-
-
-def sbp_of(found):
-    return found.sbp[0] if found.is_global else None
 
 
 # Coroutine functions

@@ -7,20 +7,10 @@ import inspect
 import pytest
 
 from autoglobal import SpecTypeError, current_scope, global_scope
+from tests.scopes import new, sbp_of
 from tests.support import S0, S1, B, Model, assert_global, assert_local, counted, parameter, tensor
 
 A = counted(8, 4)
-
-
-def new(array=A):
-    """A Parameter assigned here and now, under what is in force here and now."""
-    m = Model()
-    m.new = parameter(array)
-    return m.new
-
-
-def sbp_of(found):
-    return found.sbp[0] if found.is_global else None
 
 
 # Functions

@@ -8,17 +8,10 @@ import inspect
 import pytest
 
 from autoglobal import current_scope, global_scope
-from tests.support import S0, S1, B, Model, counted, parameter
+from tests.scopes import now
+from tests.support import S0, S1, B, counted
 
 A = counted(8, 4)
-
-
-def now():
-    """The sbp that an assignment gets here and now; None where it stays local."""
-    m = Model()
-    m.new = parameter(A)
-    assert (current_scope() is None) == m.new.is_local
-    return m.new.sbp[0] if m.new.is_global else None
 
 
 def test_in_force_while_it_runs_and_not_while_it_is_suspended(P):

@@ -7,9 +7,8 @@ import pytest
 from oneflow import nn
 
 from autoglobal import AutoglobalError, ConversionError, global_scope
+from tests.scopes import METHODS
 from tests.support import S0, B, Model, assert_global, counted, parameter
-
-METHODS = ("__setattr__", "register_parameter", "register_buffer", "add_module")
 
 
 def refused(kind: type, *arguments, ours: bool = True, **options) -> str:

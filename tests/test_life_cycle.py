@@ -5,31 +5,13 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from oneflow import nn
 
-from autoglobal import AutoglobalError, current_scope, global_scope, local_scope
-from tests.support import S0, S1, B, Model, counted, parameter
+from autoglobal import AutoglobalError, global_scope, local_scope
+from tests.scopes import clean, close, now
+from tests.support import S0, S1, B, counted
 
 A = counted(8, 4)
-METHODS = ("__setattr__", "register_parameter", "register_buffer", "add_module")
-RAW = [vars(nn.Module)[name] for name in METHODS]
 CYCLES = 10_000
-
-
-def now():
-    """The sbp that an assignment gets here and now; None where it stays local."""
-    m = Model()
-    m.new = parameter(A)
-    assert (current_scope() is None) == m.new.is_local
-    return m.new.sbp[0] if m.new.is_global else None
-
-
-def clean() -> bool:
-    return all(vars(nn.Module)[name] is raw for name, raw in zip(METHODS, RAW))
-
-
-def close(scope) -> None:
-    scope.__exit__(None, None, None)
 
 
 # Entering one scope object again

@@ -9,6 +9,7 @@ import pytest
 from oneflow import nn
 
 from autoglobal import SpecTypeError, auto_global, current_scope, global_scope, local_scope
+from tests.scopes import METHODS, now
 from tests.support import (
     S0,
     B,
@@ -25,15 +26,6 @@ from tests.support import (
 from tests.trees import globally
 
 A = counted(8, 4)
-METHODS = ("__setattr__", "register_parameter", "register_buffer", "add_module")
-
-
-def now():
-    """The sbp that an assignment gets here and now; None where it stays local."""
-    m = Model()
-    m.new = parameter(A)
-    assert (current_scope() is None) == m.new.is_local
-    return m.new.sbp[0] if m.new.is_global else None
 
 
 def test_nothing_is_converted_inside(P):

@@ -13,10 +13,10 @@ import wrapt
 from oneflow import nn
 
 from autoglobal import global_scope
+from tests.scopes import METHODS
 from tests.support import S0, B, Model, assert_global, assert_local, counted, parameter, tensor
 
 A = counted(4, 4)
-METHODS = ("__setattr__", "register_parameter", "register_buffer", "add_module")
 RAW = {name: vars(nn.Module)[name] for name in METHODS}
 PURE = "WRAPT_DISABLE_EXTENSIONS"
 

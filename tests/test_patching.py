@@ -8,9 +8,9 @@ import pytest
 from oneflow import nn
 
 from autoglobal import ConversionError, global_scope
+from tests.scopes import METHODS
 from tests.support import S0, S1, B, Model, assert_global, assert_local, counted, parameter, tensor
 
-METHODS = ("__setattr__", "register_parameter", "register_buffer", "add_module")
 A = counted(8, 4)
 
 

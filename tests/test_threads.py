@@ -16,39 +16,11 @@ from autoglobal import (
     global_scope,
     local_scope,
 )
+from tests.scopes import PATIENCE, clean, in_threads
 from tests.support import S0, B, Model, assert_global, assert_local, counted, parameter, tensor
 from tests.trees import globally
 
 A = counted(8, 4)
-METHODS = ("__setattr__", "register_parameter", "register_buffer", "add_module")
-RAW = [vars(nn.Module)[name] for name in METHODS]
-PATIENCE = 60  # seconds, for a thread that never comes
-
-
-def clean() -> bool:
-    return all(vars(nn.Module)[name] is raw for name, raw in zip(METHODS, RAW))
-
-
-def in_threads(*actions) -> list:
-    """Run each in a thread of its own, all at once; their results, or the error of one."""
-    results = [None] * len(actions)
-
-    def run(index, action):
-        try:
-            results[index] = action()
-        except BaseException as error:
-            results[index] = error
-
-    threads = [threading.Thread(target=run, args=entry) for entry in enumerate(actions)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
-        assert not thread.is_alive()
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    return results
 
 
 def build():
