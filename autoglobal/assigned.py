@@ -30,6 +30,12 @@ class Assigned:
         """The name was assigned again by somebody else."""
         (self._names_of(module) or set()).discard(name)
 
+    def forget_tree(self, module: Module) -> None:
+        """Somebody else has taken over the module and all below it."""
+        for _, owner in walk(module, ""):
+            if self._names_of(owner) is not None:
+                del self._names[id(owner)]
+
     def clear(self) -> None:
         self._names.clear()
 

@@ -31,6 +31,8 @@ class Block:
     def close_frame(self, frame: Frame, error: BaseException | None) -> None:
         self._open.remove(frame)
         inner = frame.close()
+        if frame.opened_in.is_before_fork():
+            return
         # One that is closed out of order converts nothing any more.
         frame.end(error if inner is None else error or GeneratorExit())
         if inner is not None:

@@ -8,7 +8,7 @@ from oneflow import nn
 
 from . import hook
 from .errors import ConversionError, SpecTypeError
-from .frames import handle_class, installer
+from .frames import handle_class, installer, open_frames
 from .registry import Module, Slot, has_own_methods, slot_of, tensors
 from .rules import BROADCAST
 from .session import Session
@@ -35,7 +35,11 @@ class _Handler:
             spec = None if slot is None else self._spec_for(slot, module, name, value)
             if slot is None or spec is None:
                 return forward()
-            return _once(spec, forward, module, slot, name, value)
+            result = _once(spec, forward, module, slot, name, value)
+            if self.spec is not None:
+                for frame in open_frames():
+                    frame.taken_over(value)
+            return result
         finally:
             if below:
                 installer.release(watch_global=False)

@@ -78,14 +78,21 @@ class Frame:
     def end(self, error: BaseException | None) -> None:
         """Do what is due as the block ends, ``error`` being how."""
 
+    def taken_over(self, value: Any) -> None:
+        """A class that states its layout has converted the Tensor or Module ``value``."""
+
     def suspend(self) -> Frame | None:
         """Put this frame and those opened in it aside; return the innermost of these."""
+        if self.opened_in.is_before_fork():
+            return None
         top = innermost()
         _innermost.set(self.outer)
         return top
 
     def resume(self, top: Frame | None) -> None:
         """Put back what :meth:`suspend` has put aside, on top of what is open here and now."""
+        if self.opened_in.is_before_fork():
+            return  # its scope is the parent process's
         self.outer = innermost()
         _innermost.set(top)
         while top is not None and top is not self.outer:  # perhaps in another thread than before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from .classes import stated_spec
 from .convert import Tensor
@@ -12,6 +13,15 @@ from .rules import NdSbp, Wish
 from .spec import GlobalSpec, Kind
 
 Place = tuple[Module, str, str]  # a module, one of its stores, a name in it
+
+
+class Decision(NamedTuple):
+    """By which rule a tensor has become global; with the tensor, so that its id stays its."""
+
+    spec: GlobalSpec
+    pattern: str
+    wish: Wish
+    tensor: Tensor
 
 
 @dataclass

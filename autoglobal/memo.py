@@ -15,12 +15,11 @@ from .ranks import all_true
 
 
 class Memo:
-    """The tensors that one scope or call has replaced by global ones."""
+    """The buffers that one scope or call has replaced by global ones."""
 
     def __init__(self) -> None:
         # OneFlow's tensors take no weak reference; the old one is kept so that its id stays its.
         self._buffers: dict[int, tuple[Tensor, bytes, Tensor]] = {}
-        self._parameters: dict[int, tuple[Tensor, Tensor]] = {}
 
     def buffer(self, old: Tensor, new: Tensor) -> Tensor:
         """The global tensor that took the place of ``old`` before, else ``new``."""
@@ -30,7 +29,8 @@ class Memo:
             _, made_of, kept = known
             # A scratch tensor that was written to in between is another buffer. Each rank sees
             # its own part alone, so they have to agree.
-            if all_true(made_of == digest and kept.sbp == new.sbp):
+            same = made_of == digest and kept.sbp == new.sbp and kept.placement == new.placement
+            if all_true(same):
                 return kept
         # Who drops what it has registered cannot register it again.
         for key in _held_by_none_but(self._buffers):
@@ -38,30 +38,25 @@ class Memo:
         self._buffers[id(old)] = (old, digest, new)
         return new
 
-    def parameter(self, old: Tensor) -> Tensor | None:
-        """The Parameter that took the place of ``old`` before."""
-        return self._parameters.get(id(old), (None, None))[1]
-
-    def put_parameter(self, old: Tensor, new: Tensor) -> None:
-        self._parameters[id(old)] = (old, new)
-
     def close(self) -> None:
-        """Forget all but the Parameters that somebody else holds too, an optimizer perhaps."""
         self._buffers.clear()
-        if self._parameters:
-            _replaced.update(self._parameters)
-            self._parameters.clear()
-            if _at_collection not in gc.callbacks:
-                gc.callbacks.append(_at_collection)
         _prune()
 
 
+# Of all scopes and calls: an optimizer, or another scope, may come with the old one later.
 _replaced: dict[int, tuple[Tensor, Tensor]] = {}
 
 
 def replacement(old: Tensor) -> Tensor | None:
-    """The global Parameter that took the place of a local one in an earlier scope or call."""
+    """The global Parameter that took the place of a local one, if there is one."""
     return _replaced.get(id(old), (None, None))[1]
+
+
+def remember_replacement(old: Tensor, new: Tensor) -> None:
+    """Keep the pair for as long as anybody else holds ``old``."""
+    _replaced[id(old)] = (old, new)
+    if _at_collection not in gc.callbacks:
+        gc.callbacks.append(_at_collection)
 
 
 def _prune() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 import oneflow as flow
@@ -12,9 +13,9 @@ import oneflow as flow
 from .convert import Tensor, globalize
 from .errors import ConversionError, SpecTypeError, SplitUpdateWarning
 from .memo import replacement
-from .ranks import all_true
-from .rules import NdSbp, split_axis
-from .spec import GlobalSpec
+from .ranks import gather
+from .rules import BROADCAST, split_axis
+from .spec import GlobalSpec, Shape, Source
 
 O = TypeVar("O")  # noqa: E741
 
@@ -55,7 +56,6 @@ def optimizer_to_global(optimizer: O) -> O:
             f"optimizer must be a flow.optim.Optimizer. Received: {type(optimizer)!r}"
         )
     follow = _Follow(optimizer)
-    follow.plan()
     follow.agree()
     follow.apply()
     if isinstance(optimizer, flow.optim.LAMB):
@@ -71,73 +71,115 @@ def optimizer_to_global(optimizer: O) -> O:
     return optimizer
 
 
+# What a state tensor is to become, as the ranks tell each other.
+_WHOLE, _PART, _COUNTER, _MISFIT, _UNKNOWN = range(5)
+
+
+@dataclass
+class _State:
+    """One state tensor that has to move."""
+
+    label: str
+    holder: dict[str, Any]
+    name: str
+    parameter: Tensor
+
+    @property
+    def value(self) -> Tensor:
+        return self.holder[self.name]
+
+    @cached_property
+    def part(self) -> Shape:
+        return tuple(self.parameter.to_local().shape)
+
+    @property
+    def is_member(self) -> bool:
+        return flow.env.get_rank() in self.parameter.placement.ranks
+
+    def kind(self) -> int:
+        """What it is by this rank's own shape, which counts on the ranks of the placement only."""
+        shape = tuple(self.value.shape)
+        if self.value.is_local and not self.is_member:
+            return _UNKNOWN
+        if shape == tuple(self.parameter.shape):
+            return _WHOLE
+        if self.value.is_local and shape == self.part:
+            return _PART
+        return _COUNTER if shape == () else _MISFIT
+
+    def moved(self, kind: int) -> Tensor:
+        spec = GlobalSpec(self.parameter.placement, list(self.parameter.sbp))
+        if kind == _COUNTER:
+            return globalize(self.value, spec, spec.whole())
+        source: Source = "shard" if kind == _PART else "full"
+        return globalize(self.value, replace(spec, source=source), self.parameter.sbp)
+
+    def complaint(self) -> str:
+        return (
+            f"{self.label}: its optimizer state {self.name!r} has shape {tuple(self.value.shape)}. "
+            f"Expected: {tuple(self.parameter.shape)}, the whole, or {self.part}, this rank's "
+            "component. Make a new optimizer"
+        )
+
+
 class _Follow:
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
-        self._moves: list[tuple[dict[str, Any], str, GlobalSpec, NdSbp]] = []
-        self._misfits: list[str] = []
+        self._states = [
+            _State(label, holder, name, now)
+            for label, parameter in self._groups()
+            if (now := _now(parameter)).is_global
+            for holder in [optimizer._state.get(parameter, {})]
+            for name, value in holder.items()
+            if isinstance(value, flow.Tensor) and _is_elsewhere(value, now)
+        ]
+        self._kinds: list[int] = []
+
+    def _groups(self) -> Iterator[tuple[str, Tensor]]:
+        for g, group in enumerate(self._optimizer.param_groups):
+            for p, parameter in enumerate(group.parameters):
+                yield f"Parameter {p} of group {g}", parameter
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Each Parameter as it is now, with a label."""
-        for g, group in enumerate(self._optimizer.param_groups):
-            for p, parameter in enumerate(group.parameters):
-                yield f"Parameter {p} of group {g}", _now(parameter)
-
-    def plan(self) -> None:
-        for g, group in enumerate(self._optimizer.param_groups):
-            for p, parameter in enumerate(group.parameters):
-                now = _now(parameter)
-                if now.is_global:
-                    state = self._optimizer._state.get(parameter, {})
-                    self._plan_state(f"Parameter {p} of group {g}", now, state)
-
-    def _plan_state(self, label: str, parameter: Tensor, state: dict[str, Any]) -> None:
-        whole = GlobalSpec(parameter.placement, list(parameter.sbp))
-        logical, part = tuple(parameter.shape), tuple(parameter.to_local().shape)
-        # A rank that is not in the placement holds nothing, and its own shape does not count.
-        member = flow.env.get_rank() in parameter.placement.ranks
-        for name, value in state.items():
-            if not isinstance(value, flow.Tensor):
-                continue
-            shape = tuple(value.shape)
-            if shape == logical:
-                spec, sbp = whole, parameter.sbp
-            elif value.numel() == 1:  # a counter
-                spec, sbp = whole, whole.whole()
-            elif value.is_local and (shape == part or not member):
-                spec, sbp = replace(whole, source="shard"), parameter.sbp
-            else:
-                self._misfits.append(
-                    f"{label}: its optimizer state {name!r} has shape {shape}. Expected: "
-                    f"{logical}, the whole, or {part}, this rank's component. Make a new optimizer"
-                )
-                continue
-            if value.is_local or value.placement != parameter.placement or value.sbp != sbp:
-                self._moves.append((state, name, spec, sbp))
+        return ((label, _now(parameter)) for label, parameter in self._groups())
 
     def agree(self) -> None:
-        """Raise on all ranks where one of them has state that does not fit."""
-        if not self._moves and not self._misfits:
+        """Settle what each state is, or raise on all ranks where one has state that misfits."""
+        if not self._states:
             return  # nothing to follow, and nobody is told
-        if all_true(not self._misfits):
-            return
-        raise ConversionError(
-            self._misfits[0]
-            if self._misfits
-            else "optimizer_to_global: on another rank some state does not fit its Parameter, and "
-            "the error there says which. Nothing has changed"
-        )
+        mine = [state.kind() for state in self._states]
+        told = list(zip(*gather(mine)))
+        for state, own, kinds in zip(self._states, mine, told):
+            known = {kind for kind in kinds if kind != _UNKNOWN}
+            if known == {own} - {_MISFIT} or (own == _UNKNOWN and len(known - {_MISFIT}) == 1):
+                continue
+            raise ConversionError(
+                state.complaint()
+                if own == _MISFIT
+                else f"{state.label}: on another rank its optimizer state {state.name!r} does not "
+                "fit, and the error there says how. Nothing has changed"
+            )
+        self._kinds = [min(kinds) for kinds in told]
 
     def apply(self) -> None:
-        ready = [globalize(state[name], spec, sbp) for state, name, spec, sbp in self._moves]
-        for (state, name, _, _), value in zip(self._moves, ready):
-            state[name] = value
+        ready = [state.moved(kind) for state, kind in zip(self._states, self._kinds)]
+        for state, value in zip(self._states, ready):
+            state.holder[state.name] = value
         for group in self._optimizer.param_groups:
             for p, parameter in enumerate(group.parameters):
                 now = _now(parameter)
                 if now is not parameter:
                     group.parameters[p] = now
                     self._optimizer._state[now] = self._optimizer._state.pop(parameter, {})
+
+
+def _is_elsewhere(value: Tensor, parameter: Tensor) -> bool:
+    if value.is_local:
+        return True
+    # A counter stays broadcast.
+    sbp = parameter.sbp if value.ndim else (BROADCAST,) * len(parameter.sbp)
+    return bool(value.placement != parameter.placement or value.sbp != sbp)
 
 
 def _now(parameter: Tensor) -> Tensor:

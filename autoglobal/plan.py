@@ -15,8 +15,8 @@ import oneflow as flow
 
 from .convert import Tensor
 from .errors import ConversionError
-from .items import Item, Node
-from .registry import STORE_OF, Module, join, store, tensors, walk
+from .items import Decision, Item, Node
+from .registry import STORE_OF, Module, store, tensors
 from .spec import GlobalSpec, Kind
 
 KINDS: tuple[Kind, ...] = ("parameter", "buffer")
@@ -25,8 +25,8 @@ KINDS: tuple[Kind, ...] = ("parameter", "buffer")
 class Plan:
     """The tensors of a value, with the sbp that each will have.
 
-    ``own`` holds the ids of global tensors that do not count as existing ones, ``decided`` the
-    patterns by which tensors of these ids have become global. The methods raise
+    ``own`` holds the ids of global tensors that do not count as existing ones, ``decided`` what
+    was decided by a rule for tensors of these ids. The methods raise
     :class:`ConversionError` for what cannot be done.
     """
 
@@ -34,7 +34,7 @@ class Plan:
         self,
         spec: GlobalSpec,
         own: Iterable[int] = (),
-        decided: Mapping[int, tuple[str, Tensor]] | None = None,
+        decided: Mapping[int, Decision] | None = None,
     ) -> None:
         self.spec = spec
         self.used: set[str] = set()  # the patterns of spec that decided something
@@ -151,13 +151,15 @@ class Plan:
     def _keep(self, at: Node, tensor: Tensor) -> None:
         rules = at.spec.rules
         pattern = rules.matching(at.module, at.rule_path)
-        before, _ = self._decided.get(id(tensor), (pattern, None))
-        if pattern is not None and before is not None and rules.of(pattern) != rules.of(before):
+        before = self._decided.get(id(tensor))
+        if before is not None and before.spec is not at.spec:
+            before = None
+        if before is not None and pattern and rules.of(pattern) != before.wish:
             self.late.setdefault(
                 pattern,
                 f"the rule {pattern!r} came too late for {at.label}: a constructor had assigned it "
-                f"before, under a shorter path, and {before!r} has decided. Write when='exit' for "
-                "rules by path, or a pattern of the form 'OwnerClass.attribute'",
+                f"before, under a shorter path, and {before.pattern!r} has decided. Write "
+                "when='exit' for rules by path, or a pattern of the form 'OwnerClass.attribute'",
             )
         # A pattern that stands for a tensor which is kept is no slip of the pen.
         self._use(at, pattern)
@@ -176,13 +178,19 @@ class Plan:
 
     def _compare_tree(self, node: Node) -> None:
         """Look at a module that was met under another name before, for its rules there."""
-        for rule_path, owner in walk(node.module, node.rule_path):
+        seen: set[int] = set()
+        waiting = [node]
+        while waiting:
+            at = waiting.pop().governed()
+            if id(at.module) in seen:
+                continue
+            seen.add(id(at.module))
             for kind in KINDS:
-                for name, tensor in store(owner, STORE_OF[kind]).items():
+                for name, tensor in store(at.module, STORE_OF[kind]).items():
                     item = None if tensor is None else self._items.get(id(tensor))
                     if item is not None:
-                        path = join(rule_path, name)
-                        self._compare(item, Node(node.root, path, path, owner, node.spec))
+                        self._compare(item, at.at(name))
+            waiting.extend(at.children())
 
     def _compare(self, item: Item, at: Node) -> None:
         """Note where a tied tensor has another rule under another of its names."""

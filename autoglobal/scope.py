@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from oneflow import nn
+
 from . import hook
 from .advice import add_advice
 from .block import Block
@@ -51,6 +53,10 @@ class ActiveScope(Frame):
     def forget(self, module: Module, name: str) -> None:
         """``name`` was assigned again inside a ``local_scope``."""
         self._session.forget(module, name)
+
+    def taken_over(self, value: Any) -> None:
+        if isinstance(value, nn.Module):
+            self._session.forget_tree(value)
 
     def end(self, error: BaseException | None) -> None:
         """Do what is due as the block ends, ``error`` being how."""
@@ -203,8 +209,8 @@ class global_scope(Block):
             stay local.
         unsplittable: what to do with a tensor whose split axis does not exist or is shorter than
             the ranks it is split over: ``"error"``, or ``"broadcast"`` to make it broadcast
-            along that placement dimension (recorded as ``fallback``). A 0-dim tensor is always
-            broadcast.
+            along that placement dimension (recorded as ``fallback``). A 0-dim tensor is broadcast
+            wherever another one would be split.
         same_placement: True refuses to add to a module that holds global tensors on another
             placement.
 

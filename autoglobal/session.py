@@ -16,8 +16,8 @@ from tqdm import tqdm
 from .assigned import Assigned
 from .convert import Tensor, globalize, item_size, make_global
 from .errors import LateRuleWarning, TiedRulesWarning, UnusedRuleWarning
-from .items import Item, Place
-from .memo import Memo, replacement
+from .items import Decision, Item, Place
+from .memo import Memo, remember_replacement, replacement
 from .plan import Plan
 from .registry import STORE_OF, Before, Module, Slot, has_own_methods, store
 from .rules import NdSbp
@@ -62,8 +62,7 @@ class Session:
         self._used: set[str] = set()
         self._conflicts: list[str] = []
         self._late: dict[str, str] = {}
-        # By which rule a tensor became global; with the tensor, so that its id stays its.
-        self._by_rule: dict[int, tuple[str, Tensor]] = {}
+        self._by_rule: dict[int, Decision] = {}
         self._own = {id(tensor): tensor for tensor in own}  # and what this session makes global
         self._assigned = Assigned()  # with when="exit"
 
@@ -76,14 +75,15 @@ class Session:
         has to be known before anything is sent. Where the conversion fails afterwards the module
         is as it was before.
         """
-        if self.spec.when == "exit":
-            result = forward()
-            self._assigned.add(module, name)
-            return result
         call = (module, name, value)
         pending = _pending.get()
         if pending is not None and all(a is b for a, b in zip(pending, call)):
             return forward()  # another hook is at it: __setattr__ calls register_parameter
+        if self.spec.when == "exit":
+            goes_on = id(value) in self._not_existing(module, slot, name, value)
+            result = forward()
+            (self._assigned.forget if goes_on else self._assigned.add)(module, name)
+            return result
         root = type(module).__name__
         own = self._not_existing(module, slot, name, value)
         plan = Plan(self.spec, own, self._by_rule)
@@ -126,6 +126,10 @@ class Session:
     def forget(self, module: Module, name: str) -> None:
         """With ``when="exit"``: the name was assigned again where nothing is converted."""
         self._assigned.forget(module, name)
+
+    def forget_tree(self, module: Module) -> None:
+        """With ``when="exit"``: a class that states its layout has taken the tree over."""
+        self._assigned.forget_tree(module)
 
     def convert_tree(self, module: Module, progress: bool = False) -> None:
         """Make global what is local in a module that exists."""
@@ -197,22 +201,13 @@ class Session:
         self._conflicts += plan.conflicts
 
     def _convert(self, item: Item) -> tuple[Tensor, Tensor | None]:
-        known = self._replacement(item)
+        known = replacement(item.tensor)
         if known is not None:
             return known, known.grad
         grad = item.tensor.grad
         if grad is not None and (grad.is_local or item.tensor.is_global):
             grad = globalize(grad, item.spec, item.target)
         return globalize(item.tensor, item.spec, item.target), grad
-
-    def _replacement(self, item: Item) -> Tensor | None:
-        """The Parameter that took this one's place before, so that ties stay ties."""
-        known = self._memo.parameter(item.tensor)
-        if known is None:
-            known = replacement(item.tensor)
-            if known is None or known.placement != item.spec.placement or known.sbp != item.sbp:
-                return None
-        return known
 
     def _put(self, item: Item, places: list[Place], new: Tensor, grad: Tensor | None) -> None:
         old = item.tensor
@@ -222,18 +217,18 @@ class Session:
             if fresh:
                 new.requires_grad_(old.requires_grad)
                 new.grad = grad
-        elif (known := self._replacement(item)) is not None:
+        elif (known := replacement(old)) is not None:
             kept, fresh = known, False
         else:
             kept, fresh = make_global(old, new, grad), True
         if self.spec.existing == "error":
             self._own[id(kept)] = kept
         if item.pattern is not None:
-            self._by_rule[id(kept)] = (item.pattern, kept)
+            self._by_rule[id(kept)] = Decision(item.spec, item.pattern, item.wish, kept)
         if kept is not old:
             _replace(places, old, kept)
             if isinstance(old, nn.Parameter):
-                self._memo.put_parameter(old, kept)
+                remember_replacement(old, kept)
         if fresh:
             shape = tuple(kept.shape)
             self.converted.append(
@@ -258,4 +253,8 @@ def _replace(places: list[Place], old: Tensor, new: Tensor) -> None:
         # A class with a __setattr__ of its own may keep the Parameter elsewhere too, as the RNNs
         # of OneFlow do in _flat_weights.
         if isinstance(old, nn.Parameter) and has_own_methods(owner, ("__setattr__",)):
-            setattr(owner, name, new)
+            token = _pending.set((owner, name, new))
+            try:
+                setattr(owner, name, new)
+            finally:
+                _pending.reset(token)

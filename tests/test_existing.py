@@ -184,3 +184,12 @@ def test_convert_checks_global_ones_before_anything_changes(P):
         local_to_global(tree, P, S1, existing="convert")
     before.assert_unchanged()
     assert_local(tree.new, W)
+
+
+@pytest.mark.parametrize("when", ["assign", "exit"])
+def test_an_average_that_is_updated_is_no_find(P, when):
+    m = Model()
+    m.register_buffer("average", tensor(W).to_global(P, B))
+    with global_scope(P, B, existing="error", when=when):
+        m.average = m.average * 2
+    assert_global(m.average, W * 2, P, B)

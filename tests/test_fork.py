@@ -78,3 +78,18 @@ def test_a_worker_of_a_data_loader_that_is_made_in_a_scope(P):
     with global_scope(P, B):
         found = [batch.tolist() for batch in DataLoader(Numbers(), batch_size=2, num_workers=1)]
     assert found == [[1, 1], [1, 1]]
+
+
+def test_a_decorated_generator_that_is_resumed_in_a_child(P):
+    @global_scope(P, B)
+    def generate():
+        m = Model()
+        while True:
+            m.new = parameter(counted(8))
+            yield m.new.is_global
+
+    generator = generate()
+    assert next(generator)
+    assert in_child(lambda: next(generator) is False)
+    assert next(generator)
+    generator.close()

@@ -8,7 +8,7 @@ import pytest
 from oneflow import nn
 
 from autoglobal import ConversionError, local_to_global, optimizer_to_global
-from tests.support import S0, B, as_array, counted, linear, tensor
+from tests.support import S0, B, as_array, counted, linear, parameter, tensor
 
 OPTIMIZERS = {
     "SGD": lambda p: flow.optim.SGD(p, lr=0.01, momentum=0.9),
@@ -76,3 +76,20 @@ def test_state_that_fits_on_all_ranks_but_one_raises_on_all(P, rank):
     with pytest.raises(ConversionError, match=r"\(3, 3\)" if rank == 1 else "another rank"):
         optimizer_to_global(optimizer)
     assert optimizer._state[weight]["momentum_buf"] is before
+
+
+@pytest.mark.parametrize("rows", ["one", "uneven"])
+def test_a_part_of_one_element_is_a_part(P, world, rank, rows):
+    m = nn.Module()
+    m.bias = parameter(counted(2 if rows == "uneven" and rank == 0 else 1))
+    optimizer = OPTIMIZERS["SGD"](m.parameters())
+    m.bias.sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    local_to_global(m, P, S0, source="shard")
+    optimizer_to_global(optimizer)
+    (state,) = [optimizer._state[p] for p in m.parameters()]
+    assert state["momentum_buf"].shape == m.bias.shape == (world + (rows == "uneven"),)
+    assert state["momentum_buf"].sbp == (S0,)
+    m.bias.sum().backward()
+    optimizer.step()

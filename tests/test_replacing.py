@@ -10,7 +10,14 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
-from autoglobal import auto_global, convert, global_scope, local_to_global, optimizer_to_global
+from autoglobal import (
+    auto_global,
+    convert,
+    global_scope,
+    local_scope,
+    local_to_global,
+    optimizer_to_global,
+)
 from tests.support import S0, B, Model, assert_global, assert_local, counted, parameter, tensor
 
 A = counted(8, 4)
@@ -128,3 +135,35 @@ def test_an_impossible_tensor_leaves_everything(P, world):
     with pytest.raises(RuntimeError, match=r"Model\.last"):
         local_to_global(m, P, flow.sbp.split(1))
     assert all(now is old[name] and now.is_local for name, now in m.named_parameters())
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_two_scopes_that_differ_over_a_tie(P, nested):
+    """The first decides, as it does where the Parameter is changed in place."""
+    m, p = Model(), parameter(A)
+    with global_scope(P, B):
+        m.first = p
+        if nested:
+            with global_scope(P, S0):
+                m.second = p
+    if not nested:
+        with global_scope(P, S0):
+            m.second = p
+    assert m.first is m.second
+    assert m.first.sbp == (B,)
+
+
+def test_an_rnn_below_a_class_that_states_its_layout(P):
+    @auto_global(P, S0)
+    class Stating(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn = nn.LSTM(4, 8)
+
+    with local_scope():
+        layer = Stating()
+    m = Model()
+    with global_scope(P, B, existing="convert"):
+        m.layer = layer
+    assert all(weight.sbp == (S0,) for weight in layer.rnn.parameters())
+    assert all(one is two for one, two in zip(layer.rnn._flat_weights, layer.rnn.parameters()))
