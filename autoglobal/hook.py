@@ -79,8 +79,7 @@ def _register_hook(wrapped: Wrapper, find: Find, via: str, keyword: str) -> Wrap
         *rest: Any,
         **kwargs: Any,
     ) -> Any:
-        quick = type(value) is Parameter and value.is_global and not _watchers
-        if quick and not rest and not kwargs:
+        if type(value) is Parameter and value.is_global and not (_watchers or rest or kwargs):
             return wrapped(self, name, value)
         # Forwarded in the shape in which the call came, a wrong one too.
         args = tuple(one for one in (self, name, value) if one is not _ABSENT) + rest
