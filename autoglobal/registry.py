@@ -86,9 +86,9 @@ def has_own_methods(module: Module, names: tuple[str, ...] = METHODS) -> bool:
     return False
 
 
-def tensors(module: Module, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+def tensors(module: Module) -> Iterator[tuple[str, Tensor]]:
     """``(path, tensor)`` for every Parameter and buffer of the module and below."""
-    for path, owner in walk(module, prefix):
+    for path, owner in walk(module, ""):
         for which in TENSOR_STORES:
             for name, tensor in store(owner, which).items():
                 if tensor is not None:
