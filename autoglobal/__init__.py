@@ -18,10 +18,12 @@ from ._oneflow import require_oneflow
 require_oneflow()
 
 from ._version import __version__  # noqa: E402
+from .apply import Record  # noqa: E402
 from .decorator import auto_global  # noqa: E402
 from .errors import (  # noqa: E402
     AutoglobalError,
     ConversionError,
+    DivergenceError,
     LateRuleWarning,
     OneFlowMissing,
     SpecError,
@@ -33,12 +35,12 @@ from .errors import (  # noqa: E402
 from .migrate import local_to_global  # noqa: E402
 from .optimizers import optimizer_to_global  # noqa: E402
 from .scope import ActiveScope, current_scope, global_scope, local_scope  # noqa: E402
-from .session import Record  # noqa: E402
 
 __all__ = [
     "ActiveScope",
     "AutoglobalError",
     "ConversionError",
+    "DivergenceError",
     "LateRuleWarning",
     "OneFlowMissing",
     "Record",

@@ -96,7 +96,8 @@ def _once(
     own = (tensor for _, tensor in tensors(module)) if spec.existing == "error" else ()
     session = Session(spec, own)
     try:
-        return session.assign(forward, module, slot, name, value)
+        with session.telling(f"the assignment of {type(module).__name__}.{name}"):
+            return session.assign(forward, module, slot, name, value)
     finally:
         session.close()
 
@@ -139,6 +140,8 @@ def auto_global(
     buffers: Buffers = ...,
     unsplittable: Unsplittable = ...,
     same_placement: bool = ...,
+    check: bool = ...,
+    timeout: float = ...,
 ) -> _Decorator: ...
 
 

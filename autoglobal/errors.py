@@ -45,6 +45,15 @@ class ConversionError(AutoglobalError, RuntimeError):
     """
 
 
+class DivergenceError(ConversionError):
+    """The ranks do not do the same.
+
+    Raised on every rank, before anything has changed. The message names the first difference:
+    the tensor's path, what this rank has and what another rank has. A rank that has left a scope
+    by an exception of its own keeps that one.
+    """
+
+
 class UnusedRuleWarning(UserWarning):
     """A pattern of ``sbp`` matched nothing by the end of a call, or as its scope closed."""
 

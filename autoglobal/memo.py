@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import sys
 from collections.abc import Mapping
 from typing import Any
 
-import oneflow as flow
-
 from .convert import Tensor
-from .ranks import all_true
+from .items import Item
 
 
 class Memo:
@@ -21,22 +18,28 @@ class Memo:
         # OneFlow's tensors take no weak reference; the old one is kept so that its id stays its.
         self._buffers: dict[int, tuple[Tensor, bytes, Tensor]] = {}
 
-    def buffer(self, old: Tensor, new: Tensor) -> Tensor:
-        """The global tensor that took the place of ``old`` before, else ``new``."""
-        digest = _digest(new.to_local())
-        known = self._buffers.get(id(old))
-        if known is not None:
-            _, made_of, kept = known
-            # A scratch tensor that was written to in between is another buffer. Each rank sees
-            # its own part alone, so they have to agree.
-            same = made_of == digest and kept.sbp == new.sbp and kept.placement == new.placement
-            if all_true(same):
-                return kept
+    def known(self, old: Tensor) -> bool:
+        """Whether ``old`` was replaced before."""
+        return id(old) in self._buffers
+
+    def same(self, item: Item, digest: bytes | None) -> Tensor | None:
+        """What took the place of an item's tensor before, if it would do so again.
+
+        A scratch tensor that was written to in between is another buffer.
+        """
+        known = self._buffers.get(id(item.tensor))
+        if known is None or digest is None:
+            return None
+        _, made_of, kept = known
+        same = made_of == digest and kept.sbp == item.target
+        return kept if same and kept.placement == item.spec.placement else None
+
+    def remember(self, old: Tensor, digest: bytes | None, new: Tensor) -> None:
         # Who drops what it has registered cannot register it again.
         for key in _held_by_none_but(self._buffers):
             del self._buffers[key]
-        self._buffers[id(old)] = (old, digest, new)
-        return new
+        if digest is not None:
+            self._buffers[id(old)] = (old, digest, new)
 
     def close(self) -> None:
         self._buffers.clear()
@@ -83,8 +86,3 @@ def _at_collection(phase: str, _: dict[str, int]) -> None:
     # In the place of the weak references that OneFlow's Parameters do not take.
     if phase == "stop":
         _prune()
-
-
-def _digest(local: Tensor) -> bytes:
-    values = local.to(flow.float32) if local.dtype == flow.bfloat16 else local
-    return hashlib.blake2b(values.detach().numpy().tobytes(), digest_size=16).digest()

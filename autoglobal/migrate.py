@@ -8,7 +8,7 @@ from oneflow import nn
 
 from .errors import SpecTypeError
 from .session import Session
-from .spec import Buffers, Existing, GlobalSpec, Source, Unsplittable, check_flag
+from .spec import TIMEOUT, Buffers, Existing, GlobalSpec, Source, Unsplittable, check_flag
 
 M = TypeVar("M")
 
@@ -23,6 +23,8 @@ def local_to_global(
     buffers: Buffers = "broadcast",
     unsplittable: Unsplittable = "error",
     same_placement: bool = False,
+    check: bool = True,
+    timeout: float = TIMEOUT,
     progress: bool = False,
 ) -> M:
     """Make global, in place, what is local in a module and all below it; return the module.
@@ -47,8 +49,8 @@ def local_to_global(
 
     Args:
         module: an ``nn.Module``.
-        placement, sbp, source, existing, buffers, unsplittable, same_placement: as in
-            :class:`autoglobal.global_scope`. The paths that patterns and a callable ``sbp`` see
+        placement, sbp, source, existing, buffers, unsplittable, same_placement, check, timeout: as
+            in :class:`autoglobal.global_scope`. The paths that patterns and a callable ``sbp`` see
             start below ``module``: ``"blocks.0.attn.weight"``.
         progress: show a tqdm bar, on rank 0.
 
@@ -57,6 +59,7 @@ def local_to_global(
         ConversionError: what is in the module cannot become global as asked for; on every rank,
             with everything as it was before. Also for a module that is wrapped for
             ``DistributedDataParallel``.
+        DivergenceError: the ranks' modules are not alike, or another rank refused; on all others.
 
     Warns:
         UnusedRuleWarning: a pattern of ``sbp`` matched nothing.
@@ -75,10 +78,13 @@ def local_to_global(
             buffers=buffers,
             unsplittable=unsplittable,
             same_placement=same_placement,
+            check=check,
+            timeout=timeout,
         )
     )
     try:
-        session.convert_tree(module, progress)
+        with session.telling(f"local_to_global of {type(module).__name__}"):
+            session.convert_tree(module, progress)
     finally:
         session.close()
     session.warn(stacklevel=2)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
 import oneflow as flow
 
-from .convert import Tensor, globalize
+from .agree import Event, Line, agree
+from .batch import settle
+from .convert import Tensor
 from .errors import ConversionError, SpecTypeError, SplitUpdateWarning
 from .memo import replacement
-from .ranks import gather
+from .pieces import Piece
+from .ranks import gather, this_rank
 from .rules import BROADCAST, split_axis
-from .spec import GlobalSpec, Shape, Source
+from .spec import TIMEOUT, GlobalSpec, Shape, Source
 
 O = TypeVar("O")  # noqa: E741
 
@@ -94,7 +97,7 @@ class _State:
 
     @property
     def is_member(self) -> bool:
-        return flow.env.get_rank() in self.parameter.placement.ranks
+        return this_rank() in self.parameter.placement.ranks
 
     def kind(self) -> int:
         """What it is by this rank's own shape, which counts on the ranks of the placement only."""
@@ -107,12 +110,19 @@ class _State:
             return _PART
         return _COUNTER if shape == () else _MISFIT
 
-    def moved(self, kind: int) -> Tensor:
-        spec = GlobalSpec(self.parameter.placement, list(self.parameter.sbp))
-        if kind == _COUNTER:
-            return globalize(self.value, spec, spec.whole())
+    def piece(self, kind: int) -> Piece:
+        """How it becomes what the ranks have settled that it is."""
         source: Source = "shard" if kind == _PART else "full"
-        return globalize(self.value, replace(spec, source=source), self.parameter.sbp)
+        spec = GlobalSpec(self.parameter.placement, list(self.parameter.sbp), source=source)
+        sbp = spec.whole() if kind == _COUNTER else self.parameter.sbp
+        value = self.value
+        if value.is_local and not self.is_member:  # what it has here counts for nothing
+            shape = () if kind == _COUNTER else tuple(self.parameter.shape)
+            value = flow.empty(shape, dtype=value.dtype)
+        piece = Piece(f"{self.label}.{self.name}", "state", value, spec, sbp)
+        if kind == _PART:
+            piece.logical = tuple(self.parameter.shape)
+        return piece
 
     def complaint(self) -> str:
         return (
@@ -144,10 +154,19 @@ class _Follow:
         """Each Parameter as it is now, with a label."""
         return ((label, _now(parameter)) for label, parameter in self._groups())
 
+    def _event(self) -> Event:
+        kind = type(self._optimizer).__name__
+        return Event("optimizer", Line(kind, f"optimizer_to_global of {kind}"), TIMEOUT)
+
     def agree(self) -> None:
         """Settle what each state is, or raise on all ranks where one has state that misfits."""
         if not self._states:
             return  # nothing to follow, and nobody is told
+        event = self._event()
+        event.lines = [
+            Line(state.label, f"state {state.name!r} of {state.label}") for state in self._states
+        ]
+        agree(event)
         mine = [state.kind() for state in self._states]
         told = list(zip(*gather(mine)))
         for state, own, kinds in zip(self._states, mine, told):
@@ -163,9 +182,12 @@ class _Follow:
         self._kinds = [min(kinds) for kinds in told]
 
     def apply(self) -> None:
-        ready = [state.moved(kind) for state, kind in zip(self._states, self._kinds)]
-        for state, value in zip(self._states, ready):
-            state.holder[state.name] = value
+        if self._states:
+            pieces = [state.piece(kind) for state, kind in zip(self._states, self._kinds)]
+            settle([piece for piece in pieces if piece.way != "own"], self._event())
+            ready = [piece.make() if piece.made is None else piece.made for piece in pieces]
+            for state, value in zip(self._states, ready):
+                state.holder[state.name] = value
         for group in self._optimizer.param_groups:
             for p, parameter in enumerate(group.parameters):
                 now = _now(parameter)

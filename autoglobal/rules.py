@@ -17,6 +17,7 @@ NdSbp = tuple[Sbp, ...]  # one per placement dimension
 Wish = Optional[NdSbp]  # None: stays local
 
 BROADCAST = flow.sbp.broadcast
+PARTIAL_SUM = flow.sbp.partial_sum
 _MORE = "a mapping of glob patterns to such, or a callable"
 _SBPS = "flow.sbp.split(dim), flow.sbp.broadcast or flow.sbp.partial_sum"
 

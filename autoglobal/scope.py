@@ -8,12 +8,13 @@ from oneflow import nn
 
 from . import hook
 from .advice import add_advice
+from .apply import Record
 from .block import Block
 from .frames import Frame, innermost, open_frames
 from .registry import Module, slot_of
 from .rules import show_sbp
-from .session import Record, Session
-from .spec import Buffers, Existing, GlobalSpec, Source, Unsplittable, When
+from .session import Session
+from .spec import TIMEOUT, Buffers, Existing, GlobalSpec, Source, Unsplittable, When
 
 
 class ActiveScope(Frame):
@@ -64,8 +65,12 @@ class ActiveScope(Frame):
         try:
             if error is not None:
                 add_advice(error)
+                session.left(error)
             elif self.spec.when == "exit":
-                session.convert_assigned()
+                with session.telling("the end of the scope"):
+                    session.convert_assigned()
+            else:
+                session.closed()
         finally:
             session.close()
         if error is None:
@@ -213,6 +218,14 @@ class global_scope(Block):
             wherever another one would be split.
         same_placement: True refuses to add to a module that holds global tensors on another
             placement.
+        check: True: all ranks agree before each conversion, in one small message to rank 0 and
+            one back, and as the block ends. Equal copies are then cut where they lie; where they
+            differ the first rank's values are sent. False: the ranks are trusted to hold equal
+            copies, or shards of equal shape, and nothing is compared or sent.
+        timeout: how many seconds to wait for another rank in one of these messages (less where
+            ``ONEFLOW_TIMEOUT_SECONDS`` is smaller). After that the process says on stderr what it
+            was converting and for whom it waits, and ends with exit code 124: a wait inside
+            OneFlow cannot be given up.
 
     Raises:
         SpecTypeError: placement or sbp is of another type; raised here, where the scope is made.
@@ -224,6 +237,9 @@ class global_scope(Block):
             ``existing="error"`` and ``same_placement=True`` refuse, a module wrapped for
             ``DistributedDataParallel``, an assignment inside ``nn.Graph.build`` or outside the
             main thread.
+        DivergenceError: the ranks do not make the same assignments; on every rank, and nothing has
+            changed. Raised by the assignment or as the block ends. Where one rank has left the
+            block by an exception of its own, that one keeps it.
 
     Warns:
         UnusedRuleWarning: a pattern of ``sbp`` matched nothing by the time the scope closes.
@@ -243,6 +259,8 @@ class global_scope(Block):
         buffers: Buffers = "broadcast",
         unsplittable: Unsplittable = "error",
         same_placement: bool = False,
+        check: bool = True,
+        timeout: float = TIMEOUT,
     ) -> None:
         super().__init__()
         self._spec = GlobalSpec(
@@ -254,6 +272,8 @@ class global_scope(Block):
             buffers=buffers,
             unsplittable=unsplittable,
             same_placement=same_placement,
+            check=check,
+            timeout=timeout,
         )
 
     def new_frame(self) -> Frame:

@@ -2,51 +2,26 @@
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Callable, Iterable
-from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any, Optional
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
 
-import oneflow as flow
-from oneflow import nn
-from tqdm import tqdm
-
+from .agree import Event, Line, agree
+from .apply import Record, Work, pending
 from .assigned import Assigned
-from .convert import Tensor, globalize, item_size, make_global
-from .errors import LateRuleWarning, TiedRulesWarning, UnusedRuleWarning
-from .items import Decision, Item, Place
-from .memo import Memo, remember_replacement, replacement
+from .convert import Tensor
+from .errors import (
+    ConversionError,
+    DivergenceError,
+    LateRuleWarning,
+    TiedRulesWarning,
+    UnusedRuleWarning,
+)
 from .plan import Plan
-from .registry import STORE_OF, Before, Module, Slot, has_own_methods, store
-from .rules import NdSbp
-from .spec import GlobalSpec, Kind, Shape
-
-
-@dataclass(frozen=True)
-class Record:
-    """One tensor that was made global.
-
-    ``path`` starts at the name that was assigned (``"sub.attn.weight"``), ``owner`` is the class
-    of the module that holds the tensor, ``shape`` the logical shape, ``nbytes`` the bytes of
-    this rank's component. ``fallback`` is True where ``unsplittable="broadcast"`` made it
-    broadcast along some placement dimension.
-    """
-
-    path: str
-    owner: str
-    kind: Kind
-    shape: Shape
-    dtype: Any
-    placement: Any
-    sbp: NdSbp
-    nbytes: int
-    fallback: bool = False
-
-
-# The assignment that is being carried out: the module, the name, the value.
-_pending: ContextVar[Optional[tuple[Module, str, Any]]] = ContextVar("pending", default=None)
+from .ranks import can_meet
+from .registry import STORE_OF, Before, Module, Slot, join, store
+from .spec import GlobalSpec
 
 
 class Session:
@@ -57,13 +32,10 @@ class Session:
 
     def __init__(self, spec: GlobalSpec, own: Iterable[Tensor] = ()) -> None:
         self.spec = spec
-        self.converted: list[Record] = []
-        self._memo = Memo()
+        self._work = Work(spec, own)
         self._used: set[str] = set()
         self._conflicts: list[str] = []
         self._late: dict[str, str] = {}
-        self._by_rule: dict[int, Decision] = {}
-        self._own = {id(tensor): tensor for tensor in own}  # and what this session makes global
         self._assigned = Assigned()  # with when="exit"
 
     def assign(
@@ -76,8 +48,8 @@ class Session:
         is as it was before.
         """
         call = (module, name, value)
-        pending = _pending.get()
-        if pending is not None and all(a is b for a, b in zip(pending, call)):
+        inner = pending.get()
+        if inner is not None and all(a is b for a, b in zip(inner, call)):
             return forward()  # another hook is at it: __setattr__ calls register_parameter
         if self.spec.when == "exit":
             goes_on = id(value) in self._not_existing(module, slot, name, value)
@@ -86,7 +58,7 @@ class Session:
             return result
         root = type(module).__name__
         own = self._not_existing(module, slot, name, value)
-        plan = Plan(self.spec, own, self._by_rule)
+        plan = Plan(self.spec, own, self._work.by_rule)
         if slot == "module":
             plan.add_tree(root, value, name)
         else:
@@ -96,18 +68,19 @@ class Session:
         plan.settle()
         self._used |= plan.used
         self._late.update(plan.late)
+        label = join(root, name)
         before = Before(module, name) if plan.changes() else None
-        token = _pending.set(call)
+        token = pending.set(call)
         try:
             result = forward()
         finally:
-            _pending.reset(token)
+            pending.reset(token)
         if before is None:
             return result
         if slot == "module" and store(module, STORE_OF[slot]).get(name) is not value:
             return result  # a class of its own mind keeps it elsewhere, or another one
         try:
-            self._apply(plan)
+            self._apply(plan, "value", Line(label, f"the assignment of {label}"))
         except BaseException:
             before.restore()
             raise
@@ -117,7 +90,7 @@ class Session:
         """The ids of global tensors that are no find for ``existing="error"``."""
         if self.spec.existing != "error":
             return ()
-        own = set(self._own)
+        own = set(self._work.own)
         held = None if slot == "module" else store(module, STORE_OF[slot]).get(name)
         if held is not None and held.is_global:
             own.add(id(value))  # what is global goes on as such: an average that is updated
@@ -137,7 +110,8 @@ class Session:
         plan.add_tree(type(module).__name__, module, "")
         plan.settle()
         self._used |= plan.used
-        self._apply(plan, progress)
+        label = type(module).__name__
+        self._apply(plan, "value", Line(label, f"the conversion of {label}"), progress)
 
     def convert_assigned(self) -> None:
         """With ``when="exit"``: make global what was assigned, as one value."""
@@ -152,7 +126,15 @@ class Session:
                 plan.look_at(type(root).__name__, root)
         plan.settle()
         self._used |= plan.used
-        self._apply(plan)
+        self._apply(plan, "close", Line("", "the end of the scope"))
+
+    def _apply(self, plan: Plan, kind: str, title: Line, progress: bool = False) -> None:
+        self._work.carry_out(plan, Event(kind, title, self.spec.timeout), progress)
+        self._conflicts += plan.conflicts
+
+    @property
+    def converted(self) -> list[Record]:
+        return self._work.converted
 
     def warn(self, stacklevel: int) -> None:
         """Name the patterns that decided nothing, and those that differ over a tied tensor."""
@@ -174,87 +156,59 @@ class Session:
         for message, category in messages:
             warnings.warn(message, category, stacklevel=stacklevel + 1)
 
+    def closed(self) -> None:
+        """The scope has ended, on this rank."""
+        self._meet("close", "the end of the scope")
+
+    def left(self, error: BaseException) -> None:
+        """It was left by an exception, which goes on."""
+        # Where a generator is closed, or a program interrupted, the others may not come.
+        if not isinstance(error, (GeneratorExit, KeyboardInterrupt)) and not _is_told(error):
+            _tell(error)
+            with suppress(DivergenceError):
+                self._meet("left", f"left the scope by {_say(error)}")
+
+    @contextmanager
+    def telling(self, what: str) -> Iterator[None]:
+        """A block whose refusals the other ranks are told at once, since no scope's end will.
+
+        OneFlow's own errors are nobody else's.
+        """
+        try:
+            yield
+        except ConversionError as error:
+            if not _is_told(error):
+                _tell(error)
+                with suppress(DivergenceError):
+                    self._meet("refused", f"{what} was refused by {_say(error)}")
+            raise
+
+    def _meet(self, kind: str, text: str) -> None:
+        if self.spec.check and can_meet():
+            agree(Event(kind, Line("", text), self.spec.timeout))
+
     def close(self) -> None:
         """Let go of every tensor and module."""
-        self._memo.close()
-        self._own.clear()
-        self._by_rule.clear()
+        self._work.close()
         self._assigned.clear()
 
-    def _apply(self, plan: Plan, progress: bool = False) -> None:
-        """Convert, then put in place. Until every tensor is converted nothing has changed."""
-        changes: Iterable[Item] = plan.changes()
-        if progress and flow.env.get_rank() == 0:
-            changes = tqdm(changes, "local to global")
-        ready = []
-        for item in changes:
-            # A hook nearer to the registry may have been here, or a class kept something else.
-            places = [
-                (owner, which, name)
-                for owner, which, name in item.places
-                if store(owner, which).get(name) is item.tensor
-            ]
-            if places and item.changes:
-                ready.append((item, places, *self._convert(item)))
-        for one in ready:
-            self._put(*one)
-        self._conflicts += plan.conflicts
 
-    def _convert(self, item: Item) -> tuple[Tensor, Tensor | None]:
-        known = replacement(item.tensor)
-        if known is not None:
-            return known, known.grad
-        grad = item.tensor.grad
-        if grad is not None and (grad.is_local or item.tensor.is_global):
-            grad = globalize(grad, item.spec, item.target)
-        return globalize(item.tensor, item.spec, item.target), grad
-
-    def _put(self, item: Item, places: list[Place], new: Tensor, grad: Tensor | None) -> None:
-        old = item.tensor
-        if not isinstance(old, nn.Parameter):
-            kept = self._memo.buffer(old, new)
-            fresh = kept is new
-            if fresh:
-                new.requires_grad_(old.requires_grad)
-                new.grad = grad
-        elif (known := replacement(old)) is not None:
-            kept, fresh = known, False
-        else:
-            kept, fresh = make_global(old, new, grad), True
-        if self.spec.existing == "error":
-            self._own[id(kept)] = kept
-        if item.pattern is not None:
-            self._by_rule[id(kept)] = Decision(item.spec, item.pattern, item.wish, kept)
-        if kept is not old:
-            _replace(places, old, kept)
-            if isinstance(old, nn.Parameter):
-                remember_replacement(old, kept)
-        if fresh:
-            shape = tuple(kept.shape)
-            self.converted.append(
-                Record(
-                    path=item.path,
-                    owner=type(places[0][0]).__name__,
-                    kind=item.kind,
-                    shape=shape,
-                    dtype=kept.dtype,
-                    placement=kept.placement,
-                    sbp=kept.sbp,
-                    nbytes=math.prod(item.spec.component(shape, item.target))
-                    * item_size(kept.dtype),
-                    fallback=item.fallback,
-                )
-            )
+def _say(error: BaseException) -> str:
+    try:
+        text = str(error)[:500]
+    except Exception:  # it is the user's, and may be broken
+        text = "(its text cannot be shown)"
+    return f"{type(error).__name__}: {text}"
 
 
-def _replace(places: list[Place], old: Tensor, new: Tensor) -> None:
-    for owner, which, name in places:
-        store(owner, which)[name] = new
-        # A class with a __setattr__ of its own may keep the Parameter elsewhere too, as the RNNs
-        # of OneFlow do in _flat_weights.
-        if isinstance(old, nn.Parameter) and has_own_methods(owner, ("__setattr__",)):
-            token = _pending.set((owner, name, new))
-            try:
-                setattr(owner, name, new)
-            finally:
-                _pending.reset(token)
+def _tell(error: BaseException) -> None:
+    vars(error)["_autoglobal_told"] = True
+
+
+def _is_told(error: BaseException | None) -> bool:
+    """Whether the other ranks know of it, or of what it came from."""
+    while error is not None:
+        if isinstance(error, DivergenceError) or "_autoglobal_told" in vars(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, fields
 from functools import cached_property
+from itertools import product
 from typing import Any, Literal, Union
 
 import oneflow as flow
 
 from .errors import ConversionError, SpecError, SpecTypeError
+from .ranks import this_rank, world_size
 from .rules import BROADCAST, NdSbp, Rules, show_sbp, split_axis
 
 Shape = tuple[int, ...]
@@ -18,6 +21,8 @@ When = Literal["assign", "exit"]
 Existing = Literal["keep", "error", "convert"]
 Buffers = Union[Literal["broadcast", "sbp"], Literal[False]]
 Unsplittable = Literal["error", "broadcast"]
+
+TIMEOUT = 600.0  # seconds, as for PyTorch's NCCL
 
 _CHOICES: dict[str, tuple[object, ...]] = {
     "source": ("full", "shard"),
@@ -44,6 +49,8 @@ class GlobalSpec:
     buffers: Buffers = "broadcast"
     unsplittable: Unsplittable = "error"
     same_placement: bool = False
+    check: bool = True
+    timeout: float = TIMEOUT
     rules: Rules = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -58,6 +65,8 @@ class GlobalSpec:
                     f"Received: {option}={value!r}"
                 )
         check_flag("same_placement", self.same_placement)
+        check_flag("check", self.check)
+        _check_timeout(self.timeout)
 
     @cached_property
     def hierarchy(self) -> Shape:
@@ -65,21 +74,48 @@ class GlobalSpec:
         return tuple(self.placement.ranks.shape)
 
     @cached_property
-    def position(self) -> Shape | None:
-        """This rank's index along each dimension of the placement; None where it is left out."""
-        found = (self.placement.ranks == flow.env.get_rank()).nonzero()
-        return tuple(int(axis[0]) for axis in found) if len(found[0]) else None
+    def members(self) -> list[int]:
+        """The ranks of the placement, in its order."""
+        return [int(rank) for rank in self.placement.ranks.flatten()]
 
-    def component(self, shape: Shape, sbp: NdSbp) -> Shape:
-        """The shape of this rank's component of a logical ``shape``, ``(0,)`` where it has none."""
-        if self.position is None:
+    @cached_property
+    def first(self) -> int:
+        """The rank whose values count."""
+        return self.members[0]
+
+    @cached_property
+    def positions(self) -> dict[int, Shape]:
+        """The index of each rank of the placement along each of its dimensions."""
+        return {
+            int(self.placement.ranks[index]): index
+            for index in product(*(range(ranks) for ranks in self.hierarchy))
+        }
+
+    @cached_property
+    def position(self) -> Shape | None:
+        """That of this rank; None where it is left out."""
+        return self.positions.get(this_rank())
+
+    def component(self, shape: Shape, sbp: NdSbp, position: Shape | None) -> Shape:
+        """The shape of the component at a position of a logical ``shape``, ``(0,)`` outside."""
+        if position is None:
             return (0,)
         part = list(shape)
-        for one, ranks, index in zip(sbp, self.hierarchy, self.position):
+        for one, ranks, index in zip(sbp, self.hierarchy, position):
             axis = split_axis(one)
             if axis is not None:  # the first pieces are the longer ones
                 part[axis] = part[axis] // ranks + (index < part[axis] % ranks)
         return tuple(part)
+
+    @cached_property
+    def text(self) -> str:
+        """What all ranks have to ask for alike."""
+        options = ", ".join(
+            f"{one.name}={getattr(self, one.name)!r}"
+            for one in fields(self)
+            if one.name not in ("placement", "sbp", "timeout", "rules")
+        )
+        return f"{_show_placement(self.placement)}, {self.rules}, {options}"
 
     def whole(self) -> NdSbp:
         """Broadcast along every dimension of the placement."""
@@ -131,6 +167,19 @@ def check_flag(option: str, value: Any) -> None:
         raise SpecTypeError(f"{option} must be True or False. Received: {option}={value!r}")
 
 
+def _check_timeout(value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise SpecTypeError(f"timeout must be a number of seconds. Received: timeout={value!r}")
+    if not 0 < value < math.inf:
+        raise SpecError(
+            f"timeout must be more than 0 seconds, and finite. Received: timeout={value!r}"
+        )
+
+
+def _show_placement(placement: Any) -> str:
+    return f"{placement.type} {placement.ranks.tolist()}"
+
+
 def _divides(length: int, ranks: int) -> bool:
     # Uneven pieces are fine, an empty one beside others aborts the process; where the whole
     # axis is empty OneFlow 0.9.0 divides it without complaint.
@@ -143,7 +192,7 @@ def _check_placement(placement: Any) -> None:
             "placement must be a flow.placement, such as flow.placement('cpu', ranks=[0, 1]). "
             f"Received: placement={placement!r}"
         )
-    world = flow.env.get_world_size()
+    world = world_size()
     ranks = [int(rank) for rank in placement.ranks.flatten()]
     outside = [rank for rank in ranks if not 0 <= rank < world]
     if outside:

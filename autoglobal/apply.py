@@ -1,0 +1,204 @@
+"""Carries a plan out: agree, convert everything, then put it in place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from oneflow import nn
+from tqdm import tqdm
+
+from . import convert
+from .agree import Event
+from .batch import settle
+from .convert import Tensor, item_size, make_global
+from .items import Decision, Item, Place
+from .memo import Memo, remember_replacement, replacement
+from .pieces import Piece
+from .plan import Plan
+from .ranks import all_true, can_meet, this_rank
+from .registry import Module, has_own_methods, store
+from .rules import NdSbp
+from .spec import GlobalSpec, Kind, Shape
+
+
+@dataclass(frozen=True)
+class Record:
+    """One tensor that was made global.
+
+    ``path`` starts at the name that was assigned (``"sub.attn.weight"``), ``owner`` is the class
+    of the module that holds the tensor, ``shape`` the logical shape, ``nbytes`` the bytes of
+    this rank's component. ``fallback`` is True where ``unsplittable="broadcast"`` made it
+    broadcast along some placement dimension.
+    """
+
+    path: str
+    owner: str
+    kind: Kind
+    shape: Shape
+    dtype: Any
+    placement: Any
+    sbp: NdSbp
+    nbytes: int
+    fallback: bool = False
+
+
+# The assignment that is being carried out: the module, the name, the value.
+pending: ContextVar[Optional[tuple[Module, str, Any]]] = ContextVar("pending", default=None)
+
+
+class _Job:
+    """One item, where it is to be put, and what becomes of it."""
+
+    __slots__ = ("grad", "grad_piece", "item", "kept", "known", "piece", "places")
+
+    def __init__(self, item: Item, places: list[Place]) -> None:
+        self.item = item
+        self.places = places
+        self.known = replacement(item.tensor)
+        self.kept: Tensor = None  # a buffer that took the place of this one before
+        self.piece: Piece | None = None
+        self.grad_piece: Piece | None = None
+        self.grad: Tensor = None
+        if self.known is not None:
+            return
+        tensor, spec, sbp = item.tensor, item.spec, item.target
+        mine = convert.in_place and isinstance(tensor, nn.Parameter)
+        self.piece = Piece(item.label, item.kind, tensor, spec, sbp, mine)
+        grad = tensor.grad
+        if grad is not None and (grad.is_local or tensor.is_global):
+            self.grad_piece = Piece(f"{item.label}.grad", "gradient", grad, spec, sbp)
+        else:
+            self.grad = grad
+
+    @property
+    def is_buffer(self) -> bool:
+        return self.piece is not None and not isinstance(self.item.tensor, nn.Parameter)
+
+    @property
+    def digest(self) -> bytes | None:
+        return None if self.piece is None else self.piece.digest
+
+    @property
+    def pieces(self) -> list[Piece]:
+        return [piece for piece in (self.piece, self.grad_piece) if piece is not None]
+
+
+class Work:
+    """What one scope or call has made global.
+
+    ``own`` are global tensors that do not count as existing ones.
+    """
+
+    def __init__(self, spec: GlobalSpec, own: Iterable[Tensor] = ()) -> None:
+        self._spec = spec
+        self.converted: list[Record] = []
+        self.by_rule: dict[int, Decision] = {}
+        self.own = {id(tensor): tensor for tensor in own}  # and what is made global here
+        self._memo = Memo()
+
+    def carry_out(self, plan: Plan, event: Event, progress: bool = False) -> None:
+        """Make global what the plan changes. Until all of it is converted nothing has changed."""
+        changes = [item for item in plan.changes() if item.changes]
+        jobs = [_Job(item, places) for item in changes if (places := _places(item))]
+        pieces = [piece for job in jobs for piece in job.pieces]
+        meets = self._spec.check or any(piece.spec.check for piece in pieces)
+        if not pieces and event.kind != "close":
+            meets = False
+        buffers = [job for job in jobs if job.is_buffer]
+        settle(pieces, event if meets else None, [piece for job in buffers for piece in job.pieces])
+        self._find_kept(buffers, meets)
+        todo: Iterable[Piece] = pieces
+        if progress and this_rank() == 0:
+            todo = tqdm(pieces, "local to global")
+        for piece in todo:
+            if piece.made is None:
+                piece.made = piece.make()
+        for job in jobs:
+            self._put(job)
+
+    def _find_kept(self, buffers: list[_Job], meets: bool) -> None:
+        before = [job for job in buffers if self._memo.known(job.item.tensor)]
+        kept = [self._memo.same(job.item, job.digest) for job in before]
+        same = [one is not None for one in kept]
+        if before and meets and can_meet():
+            same = all_true(same)  # or one rank would have one buffer, and the others two
+        for job, one, it_is in zip(before, kept, same):
+            if it_is:
+                job.kept = one
+
+    def close(self) -> None:
+        """Let go of every tensor."""
+        self._memo.close()
+        self.own.clear()
+        self.by_rule.clear()
+
+    def _put(self, job: _Job) -> None:
+        item, old = job.item, job.item.tensor
+        if job.known is not None:
+            kept, fresh = job.known, False
+        elif job.kept is not None:
+            kept, fresh = job.kept, False
+        else:
+            assert job.piece is not None
+            made, fresh = job.piece.made, True
+            grad = job.grad if job.grad_piece is None else job.grad_piece.made
+            if isinstance(old, nn.Parameter):
+                kept = make_global(old, made, grad)
+            else:
+                kept = made
+                kept.requires_grad_(old.requires_grad)
+                kept.grad = grad
+                self._memo.remember(old, job.digest, kept)
+        if self._spec.existing == "error":
+            self.own[id(kept)] = kept
+        if item.pattern is not None:
+            self.by_rule[id(kept)] = Decision(item.spec, item.pattern, item.wish, kept)
+        if kept is not old:
+            _replace(job.places, old, kept)
+            if isinstance(old, nn.Parameter):
+                remember_replacement(old, kept)
+        if fresh:
+            self._record(item, job.places[0][0], kept)
+
+    def _record(self, item: Item, owner: Module, kept: Tensor) -> None:
+        shape, spec = tuple(kept.shape), item.spec
+        part = spec.component(shape, item.target, spec.position)
+        self.converted.append(
+            Record(
+                path=item.path,
+                owner=type(owner).__name__,
+                kind=item.kind,
+                shape=shape,
+                dtype=kept.dtype,
+                placement=kept.placement,
+                sbp=kept.sbp,
+                nbytes=math.prod(part) * item_size(kept.dtype),
+                fallback=item.fallback,
+            )
+        )
+
+
+def _places(item: Item) -> list[Place]:
+    # A hook nearer to the registry may have been here, or a class kept something else.
+    return [
+        (owner, which, name)
+        for owner, which, name in item.places
+        if store(owner, which).get(name) is item.tensor
+    ]
+
+
+def _replace(places: list[Place], old: Tensor, new: Tensor) -> None:
+    for owner, which, name in places:
+        store(owner, which)[name] = new
+        # A class with a __setattr__ of its own may keep the Parameter elsewhere too, as the RNNs
+        # of OneFlow do in _flat_weights.
+        if isinstance(old, nn.Parameter) and has_own_methods(owner, ("__setattr__",)):
+            token = pending.set((owner, name, new))
+            try:
+                setattr(owner, name, new)
+            finally:
+                pending.reset(token)

@@ -1,0 +1,133 @@
+"""Ends a process that has waited too long for other ranks, and says what it waited for.
+
+Below Python a wait for another rank cannot be given up: the message stays in OneFlow's queue, and
+the process could not even end by itself. So a thread watches, as PyTorch's does for NCCL. It is
+started by the first wait, sleeps while nothing is converted, and leaves after a while of that.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+
+EXIT_CODE = 124  # what timeout(1) returns
+_NAP = 0.5  # seconds; so much longer than its limit a wait can last
+_IDLE_NAPS = 20
+_ONEFLOW_LIMIT = 7200.0
+
+
+def limit_of(timeout: float) -> float:
+    """``timeout``, or less where OneFlow would abort the process before, without a word of why."""
+    try:
+        its = float(os.environ.get("ONEFLOW_TIMEOUT_SECONDS", _ONEFLOW_LIMIT))
+    except ValueError:
+        its = _ONEFLOW_LIMIT
+    return min(timeout, 0.9 * its)
+
+
+class Wait:
+    """A block in which this process waits for other ranks, for at most ``limit`` seconds each time.
+
+    ``what`` and ``whom`` give the words for what it does and for whom it waits, when asked.
+    """
+
+    __slots__ = ("_deadline", "_limit", "_outer", "_since", "what", "whom")
+
+    def __init__(self, limit: float, what: Callable[[], str], whom: Callable[[], str]) -> None:
+        self.what = what
+        self.whom = whom
+        self._limit = limit
+        self._outer: Wait | None = None
+        self.renew()
+
+    def renew(self) -> None:
+        """Another rank has answered: the limit counts from here."""
+        self._since = time.time()
+        self._deadline = time.monotonic() + self._limit
+
+    def __enter__(self) -> Wait:
+        global _current
+        self._outer = _current
+        _current = self
+        if _thread is None:
+            _start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        frames: TracebackType | None,
+    ) -> None:
+        global _current
+        _current = self._outer
+        if _current is not None:
+            _current.renew()
+
+    def is_over(self) -> bool:
+        return time.monotonic() > self._deadline
+
+    def complaint(self) -> str:
+        seconds = time.time() - self._since
+        clock = time.strftime("%H:%M:%S", time.localtime(self._since))
+        return (
+            f"autoglobal: {self.what()}: waiting since {clock} ({seconds:.0f} s, the limit is "
+            f"{self._limit:g} s) for {self.whom()}. Expected: every rank makes the same "
+            "assignments in the same order, and opens and closes the same scopes. This process "
+            f"ends with exit code {EXIT_CODE}. Write timeout=... for another limit"
+        )
+
+
+_current: Wait | None = None
+_thread: threading.Thread | None = None
+_lock = threading.Lock()
+
+
+def _start() -> None:
+    global _thread
+    with _lock:
+        if _thread is None:
+            _thread = threading.Thread(target=_watch, name="autoglobal watchdog", daemon=True)
+            _thread.start()
+
+
+def _watch() -> None:
+    global _thread
+    idle = 0
+    while True:
+        time.sleep(_NAP)
+        wait = _current
+        if wait is not None:
+            idle = 0
+            if wait.is_over():
+                _end(wait)
+            continue
+        idle += 1
+        if idle > _IDLE_NAPS:
+            me, _thread = _thread, None
+            # A wait that began just now may have seen this thread still there.
+            if _current is None or _thread is not None:
+                return
+            _thread, idle = me, 0
+
+
+def _end(wait: Wait) -> None:
+    try:
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
+        os.write(2, f"\n{wait.complaint()}\n{stack}".encode())
+    finally:
+        os._exit(EXIT_CODE)
+
+
+def _after_fork_in_child() -> None:
+    global _current, _thread, _lock
+    _current, _thread, _lock = None, None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
