@@ -18,7 +18,6 @@ from ._oneflow import require_oneflow
 require_oneflow()
 
 from ._version import __version__  # noqa: E402
-from .apply import Record  # noqa: E402
 from .decorator import auto_global  # noqa: E402
 from .errors import (  # noqa: E402
     AutoglobalError,
@@ -34,6 +33,7 @@ from .errors import (  # noqa: E402
 )
 from .migrate import local_to_global  # noqa: E402
 from .optimizers import optimizer_to_global  # noqa: E402
+from .records import Record  # noqa: E402
 from .scope import ActiveScope, current_scope, global_scope, local_scope  # noqa: E402
 
 __all__ = [

@@ -16,13 +16,18 @@ from .watch import Wait, limit_of
 _GO, _DIFFER = 0, 1
 _KINDS = ("value", "close", "left", "refused", "optimizer")
 NO_SAY = bytes(16)
+_OPTIONS = 1  # in Event.parts
 
 
 class Line(NamedTuple):
-    """One thing that has to be alike on all ranks; ``path`` names the tensor that it is about."""
+    """One thing that has to be alike on all ranks; ``path`` names the tensor that it is about.
+
+    ``shown`` is what a message says in its place, where that is more than has to be alike.
+    """
 
     path: str
     text: str
+    shown: str = ""
 
 
 @dataclass
@@ -37,6 +42,7 @@ class Event:
     title: Line
     timeout: float
     lines: list[Line] = field(default_factory=list)
+    options: list[Line] = field(default_factory=list)
     contents: bytes = NO_SAY
     shapes: bytes = NO_SAY
 
@@ -46,8 +52,9 @@ class Event:
     def _what(self) -> str:
         return f"rank {this_rank()}, {self.title.text}"
 
-    def all_lines(self) -> list[Line]:
-        return [self.title, *self.lines]
+    def parts(self) -> list[list[Line]]:
+        """In the order in which a difference is looked for."""
+        return [[self.title], self.options, self.lines]
 
 
 class Agreed(NamedTuple):
@@ -59,7 +66,7 @@ class Agreed(NamedTuple):
 
 def agree(event: Event) -> Agreed:
     """Meet the other ranks, or raise :class:`DivergenceError` on all of them."""
-    text = "\n".join([event.kind, *(f"{path}\t{said}" for path, said in _counting(event))])
+    text = "\n".join([event.kind, *(f"{line.path}\t{line.text}" for line in _counting(event))])
     words = [
         _KINDS.index(event.kind) + 1,
         *_halves(xxhash.xxh3_128_digest(text.encode())),
@@ -75,7 +82,9 @@ def agree(event: Event) -> Agreed:
 
 def _counting(event: Event) -> Sequence[Line]:
     # By which exception each rank leaves is its own affair, as long as all do.
-    return () if event.kind in ("left", "refused") else event.all_lines()
+    if event.kind in ("left", "refused"):
+        return ()
+    return [line for part in event.parts() for line in part]
 
 
 def _halves(digest: bytes) -> tuple[int, int]:
@@ -93,16 +102,18 @@ def _judge(rows: list[list[int]]) -> Words:
 
 
 def _divergence(event: Event) -> DivergenceError:
-    lines = event.all_lines()
-    found = json.loads(consult(json.dumps(lines).encode(), _first_difference))
-    at, rank, *said = found
-    own = _line(lines, at)
-    other, theirs = next((k, Line(*line)) for k, line in zip((0, rank), said) if Line(*line) != own)
-    path = own.path or theirs.path
+    mine = event.parts()
+    said = consult(json.dumps(mine).encode(), _first_difference)
+    part, at, rank, *lines = json.loads(said)
+    own = _line(mine[part], at)
+    other, theirs = next(
+        (k, Line(*line)) for k, line in zip((0, rank), lines) if Line(*line)[:2] != own[:2]
+    )
+    path = own.path or theirs.path or event.title.path
     return DivergenceError(
         f"{path}{': ' * bool(path)}the ranks do not agree. This rank (rank {this_rank()}): "
-        f"{own.text}; rank {other}: {theirs.text}. Expected: every rank makes the same "
-        "assignments in the same order, and opens and closes the same scopes"
+        f"{own.shown or own.text}; rank {other}: {theirs.shown or theirs.text}. Expected: every "
+        "rank makes the same assignments in the same order, and opens and closes the same scopes"
     )
 
 
@@ -113,9 +124,12 @@ def _line(lines: Sequence[Sequence[str]], at: int) -> Line:
 def _first_difference(said: list[bytes]) -> bytes:
     """Where a rank first differs from rank 0, which rank it is, and what both say there."""
     first, *others = map(json.loads, said)
-    for rank, lines in enumerate(others, 1):
-        for at in range(max(len(first), len(lines))):
-            one, other = _line(first, at), _line(lines, at)
-            if one != other:
-                return json.dumps([at, rank, one, other]).encode()
+    for rank, parts in enumerate(others, 1):
+        for part, (ours, theirs) in enumerate(zip(first, parts)):
+            if part == _OPTIONS and not (ours and theirs):
+                continue  # one of them has nothing to make global, which says more
+            for at in range(max(len(ours), len(theirs))):
+                one, other = _line(ours, at), _line(theirs, at)
+                if one[:2] != other[:2]:
+                    return json.dumps([part, at, rank, one, other]).encode()
     raise AssertionError("the digests of the ranks differ, and their texts do not")

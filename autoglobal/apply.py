@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any, Optional
 
 from oneflow import nn
@@ -14,40 +12,24 @@ from tqdm import tqdm
 from . import convert
 from .agree import Event
 from .batch import settle
-from .convert import Tensor, item_size, make_global
+from .convert import Tensor, make_global
 from .items import Decision, Item, Place
 from .memo import Memo, remember_replacement, replacement
 from .pieces import Piece
 from .plan import Plan
 from .ranks import all_true, can_meet, this_rank
+from .records import Record, Records
 from .registry import Module, has_own_methods, store
-from .rules import NdSbp
-from .spec import GlobalSpec, Kind, Shape
-
-
-@dataclass(frozen=True)
-class Record:
-    """One tensor that was made global.
-
-    ``path`` starts at the name that was assigned (``"sub.attn.weight"``), ``owner`` is the class
-    of the module that holds the tensor, ``shape`` the logical shape, ``nbytes`` the bytes of
-    this rank's component. ``fallback`` is True where ``unsplittable="broadcast"`` made it
-    broadcast along some placement dimension.
-    """
-
-    path: str
-    owner: str
-    kind: Kind
-    shape: Shape
-    dtype: Any
-    placement: Any
-    sbp: NdSbp
-    nbytes: int
-    fallback: bool = False
-
+from .spec import GlobalSpec
 
 # The assignment that is being carried out: the module, the name, the value.
 pending: ContextVar[Optional[tuple[Module, str, Any]]] = ContextVar("pending", default=None)
+
+
+def is_pending(module: Module, name: Any, value: Any) -> bool:
+    """Whether another hook is at this assignment: __setattr__ calls register_parameter."""
+    call = pending.get()
+    return call is not None and call[2] is value and call[0] is module and call[1] is name
 
 
 class _Job:
@@ -55,24 +37,24 @@ class _Job:
 
     __slots__ = ("grad", "grad_piece", "item", "kept", "known", "piece", "places")
 
-    def __init__(self, item: Item, places: list[Place]) -> None:
+    def __init__(self, item: Item, places: list[Place], pieces: list[Piece]) -> None:
         self.item = item
         self.places = places
         self.known = replacement(item.tensor)
         self.kept: Tensor = None  # a buffer that took the place of this one before
         self.piece: Piece | None = None
         self.grad_piece: Piece | None = None
-        self.grad: Tensor = None
         if self.known is not None:
             return
-        tensor, spec, sbp = item.tensor, item.spec, item.target
-        mine = convert.in_place and isinstance(tensor, nn.Parameter)
-        self.piece = Piece(item.label, item.kind, tensor, spec, sbp, mine)
-        grad = tensor.grad
-        if grad is not None and (grad.is_local or tensor.is_global):
-            self.grad_piece = Piece(f"{item.label}.grad", "gradient", grad, spec, sbp)
-        else:
-            self.grad = grad
+        tensor = item.tensor
+        mine = convert.in_place and type(tensor) is nn.Parameter
+        self.piece = Piece(item.label, item.kind, tensor, item.spec, item.target, mine)
+        pieces.append(self.piece)
+        self.grad = tensor.grad
+        if self.grad is not None and (self.grad.is_local or tensor.is_global):
+            path = f"{item.label}.grad"
+            self.grad_piece = Piece(path, "gradient", self.grad, item.spec, item.target)
+            pieces.append(self.grad_piece)
 
     @property
     def is_buffer(self) -> bool:
@@ -81,10 +63,6 @@ class _Job:
     @property
     def digest(self) -> bytes | None:
         return None if self.piece is None else self.piece.digest
-
-    @property
-    def pieces(self) -> list[Piece]:
-        return [piece for piece in (self.piece, self.grad_piece) if piece is not None]
 
 
 class Work:
@@ -95,21 +73,25 @@ class Work:
 
     def __init__(self, spec: GlobalSpec, own: Iterable[Tensor] = ()) -> None:
         self._spec = spec
-        self.converted: list[Record] = []
+        self._records = Records()
         self.by_rule: dict[int, Decision] = {}
         self.own = {id(tensor): tensor for tensor in own}  # and what is made global here
         self._memo = Memo()
 
+    @property
+    def converted(self) -> list[Record]:
+        return self._records.all()
+
     def carry_out(self, plan: Plan, event: Event, progress: bool = False) -> None:
         """Make global what the plan changes. Until all of it is converted nothing has changed."""
-        changes = [item for item in plan.changes() if item.changes]
-        jobs = [_Job(item, places) for item in changes if (places := _places(item))]
-        pieces = [piece for job in jobs for piece in job.pieces]
+        pieces: list[Piece] = []
+        jobs = [_Job(item, places, pieces) for item in plan.changes() if (places := _places(item))]
         meets = self._spec.check or any(piece.spec.check for piece in pieces)
         if not pieces and event.kind != "close":
             meets = False
         buffers = [job for job in jobs if job.is_buffer]
-        settle(pieces, event if meets else None, [piece for job in buffers for piece in job.pieces])
+        digested = [job.piece for job in buffers if job.piece is not None]
+        settle(pieces, event if meets else None, digested)
         self._find_kept(buffers, meets)
         todo: Iterable[Piece] = pieces
         if progress and this_rank() == 0:
@@ -162,24 +144,7 @@ class Work:
             if isinstance(old, nn.Parameter):
                 remember_replacement(old, kept)
         if fresh:
-            self._record(item, job.places[0][0], kept)
-
-    def _record(self, item: Item, owner: Module, kept: Tensor) -> None:
-        shape, spec = tuple(kept.shape), item.spec
-        part = spec.component(shape, item.target, spec.position)
-        self.converted.append(
-            Record(
-                path=item.path,
-                owner=type(owner).__name__,
-                kind=item.kind,
-                shape=shape,
-                dtype=kept.dtype,
-                placement=kept.placement,
-                sbp=kept.sbp,
-                nbytes=math.prod(part) * item_size(kept.dtype),
-                fallback=item.fallback,
-            )
-        )
+            self._records.add(item, type(job.places[0][0]), tuple(kept.shape), kept.dtype)
 
 
 def _places(item: Item) -> list[Place]:

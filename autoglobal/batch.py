@@ -7,12 +7,12 @@ there the first rank's values are always sent.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
-import xxhash
+from collections.abc import Sequence
+from typing import Any
 
 from .agree import NO_SAY, Event, Line, agree
-from .contents import digests
+from .contents import digest, read, release
+from .convert import Tensor
 from .deliver import Delivery, deliver
 from .pieces import Piece
 from .ranks import can_meet, consult, sync, world_size
@@ -21,26 +21,26 @@ from .shards import fit_together
 _CHEAP = 1 << 20  # bytes; to send so few costs less than to ask which of them are wanted
 
 
-def settle(pieces: Sequence[Piece], event: Event | None, digested: Iterable[Piece] = ()) -> None:
+def settle(pieces: Sequence[Piece], event: Event | None, digested: Sequence[Piece] = ()) -> None:
     """Agree on the pieces with the other ranks, and get what this rank lacks of them.
 
     ``event`` is None where the ranks are trusted: then nothing is compared or sent. The pieces
     that are ``digested`` have a digest afterwards, if they are in host memory.
     """
-    meets = event is not None and can_meet()
-    compared = [piece for piece in pieces if meets and piece.is_compared]
-    counting = [piece for piece in compared if piece.spec.position is not None]
-    _digest([*counting, *digested])
-    if event is None or not meets:
+    if event is None or not can_meet():
+        _read(digested)
         return
+    compared = [piece for piece in pieces if piece.is_compared]
+    counting = [piece for piece in compared if piece.spec.position is not None]
+    _read([*counting, *digested])
     own = [piece for piece in pieces if piece.way == "own" and piece.spec.check]
-    specs = dict.fromkeys(piece.spec.text for piece in pieces)
-    event.lines += [Line("", text) for text in specs]
-    event.lines += [piece.line() for piece in pieces]
+    event.lines = [piece.line() for piece in pieces]
+    specs = {id(piece.spec): piece.spec for piece in pieces}
+    event.options = [Line("", text) for spec in specs.values() for text in spec.texts]
     if counting:
-        event.contents = xxhash.xxh3_128_digest(b"".join(map(_told, counting)))
+        event.contents = digest(b"".join(map(_told, counting)))
     if own:
-        event.shapes = xxhash.xxh3_128_digest(repr([piece.shape for piece in own]).encode())
+        event.shapes = digest(repr([piece.shape for piece in own]).encode())
     agreed = agree(event)
     with event.wait() as wait:
         if agreed.shapes_differ:
@@ -59,10 +59,16 @@ def settle(pieces: Sequence[Piece], event: Event | None, digested: Iterable[Piec
         piece.made = delivery.made
 
 
-def _digest(pieces: Sequence[Piece]) -> None:
+def _read(pieces: Sequence[Piece]) -> None:
+    """Digest what is in host memory, and take this rank's parts while it is at hand."""
     here = [piece for piece in pieces if piece.digest is None and _in_host_memory(piece)]
-    for piece, digest in zip(here, digests([piece.tensor for piece in here])):
-        piece.digest = digest
+
+    def call(index: int, copy: Tensor, array: Any) -> None:
+        here[index].digest = digest(array)
+        here[index].cut_from(copy)
+
+    read([piece.tensor for piece in here], call)
+    release()
 
 
 def _in_host_memory(piece: Piece) -> bool:

@@ -13,33 +13,21 @@ from typing import Any
 import oneflow as flow
 from oneflow import nn
 
-from .ranks import sync, world_size
+from .contents import sound
+from .ranks import world_size
 from .rules import PARTIAL_SUM, NdSbp, split_axis
 from .spec import GlobalSpec, Shape
 
 Tensor = Any  # oneflow.Tensor; OneFlow ships no types
 
-_LARGE = 1 << 20  # bytes; to copy fewer costs less than to look where they lie
 HALF = (flow.float16, flow.bfloat16)
 
 
-def sound(local: Tensor) -> Tensor:
-    """The tensor, or a copy, of which views can be taken.
-
-    OneFlow 0.9.0 forgets where a view begins in its storage once it is detached, or a Parameter:
-    a further view of that begins at the start of the storage, with other numbers and no error.
-    """
-    source = local.detach()
-    if source.numel() * item_size(source.dtype) < _LARGE or source.device.type != "cpu":
-        return source.clone()
-    sync()  # numpy() spins on a core while it waits
-    inner = source.narrow(0, 0, 1)
-    lies_at_start = source.numpy().ctypes.data == inner.numpy().ctypes.data
-    return source if lies_at_start else source.clone()
-
-
 def cut(whole: Tensor, spec: GlobalSpec, sbp: NdSbp, position: Shape) -> Tensor:
-    """A view of what the rank at ``position`` holds of a local ``whole`` that is :func:`sound`."""
+    """A view of what the rank at ``position`` holds of a local ``whole``.
+
+    It has to be :func:`autoglobal.contents.sound`.
+    """
     part = whole
     for one, ranks, index in zip(sbp, spec.hierarchy, position):
         axis = split_axis(one)
@@ -61,45 +49,48 @@ def empty(logical: Shape, dtype: Any, spec: GlobalSpec, sbp: NdSbp) -> tuple[Ten
     return made, made.to_local()
 
 
+def is_cut(spec: GlobalSpec, sbp: NdSbp) -> bool:
+    """Whether this rank's component is a part of the whole only."""
+    if spec.position is None or len(spec.members) == 1:
+        return False
+    return any(split_axis(one) is not None for one in sbp)
+
+
 def from_whole(whole: Tensor, spec: GlobalSpec, sbp: NdSbp) -> Tensor:
     """A new global tensor whose component here is copied from a local logical tensor."""
-    logical = tuple(whole.shape)
-    position = spec.position
-    split = any(split_axis(one) is not None for one in sbp) and len(spec.members) > 1
-    if position is None or not split:
-        part = whole.detach()
-    else:
-        part = cut(sound(whole), spec, sbp, position)
-    if position is not None and is_even(logical, spec, sbp):
-        return claim(copy_of(part), spec, sbp)
-    made, component = empty(logical, whole.dtype, spec, sbp)
-    if position is not None:
-        if holds_values(sbp, position):
-            component.copy_(part)
-        else:
-            component.zero_()
-    return made
+    part = whole
+    if is_cut(spec, sbp):
+        assert spec.position is not None
+        part = cut(sound(whole), spec, sbp, spec.position)
+    return from_component(part, tuple(whole.shape), spec, sbp)
 
 
-def copy_of(local: Tensor) -> Tensor:
-    """A contiguous copy."""
-    return local.clone() if local.is_contiguous() else local.contiguous()
+def from_component(
+    component: Tensor, logical: Shape, spec: GlobalSpec, sbp: NdSbp, copy: bool = True
+) -> Tensor:
+    """A new global tensor whose component here has these values.
 
-
-def from_component(component: Tensor, logical: Shape, spec: GlobalSpec, sbp: NdSbp) -> Tensor:
-    """A new global tensor whose component here is a copy of this one."""
+    Without ``copy`` it may share the component's memory.
+    """
+    if spec.position is not None and is_even(logical, spec, sbp):
+        return claim(component, spec, sbp, copy)
     made, here = empty(logical, component.dtype, spec, sbp)
     if spec.position is not None:
-        here.copy_(component.detach())
+        if holds_values(sbp, spec.position):
+            here.copy_(component.detach())
+        else:
+            here.zero_()
     return made
 
 
-def claim(component: Tensor, spec: GlobalSpec, sbp: NdSbp) -> Tensor:
-    """The global tensor that has this component here, and shares its memory.
-
-    Components of another shape elsewhere would give the ranks different logical shapes.
-    """
-    return component.detach().to_global(spec.placement, sbp, check_meta=False)
+def claim(component: Tensor, spec: GlobalSpec, sbp: NdSbp, copy: bool) -> Tensor:
+    """The global tensor that has this component here, where all ranks' are of one shape."""
+    own = component
+    if own.requires_grad:
+        own = own.detach()
+    if not own.is_contiguous():
+        own, copy = own.contiguous(), False
+    return own.to_global(spec.placement, sbp, copy=copy, check_meta=False)
 
 
 def is_even(logical: Shape, spec: GlobalSpec, sbp: NdSbp) -> bool:
@@ -111,7 +102,7 @@ def is_even(logical: Shape, spec: GlobalSpec, sbp: NdSbp) -> bool:
     return ranks == 1 if axis is None else logical[axis] % ranks == 0
 
 
-def box(tensor: Tensor, spec: GlobalSpec, sbp: NdSbp) -> Tensor:
+def box(tensor: Tensor, spec: GlobalSpec, sbp: NdSbp, check_meta: bool = False) -> Tensor:
     """What OneFlow makes of a global tensor, or of a component, with this placement and sbp."""
     source = tensor.detach()
     # On CPU OneFlow 0.9.0 aborts in a broadcast of a half type. float32 holds both exactly.
@@ -123,7 +114,7 @@ def box(tensor: Tensor, spec: GlobalSpec, sbp: NdSbp) -> Tensor:
     else:
         # copy=True: else the first rank's component is the caller's tensor, and a later write to
         # that one would make the ranks differ.
-        result = source.to_global(spec.placement, sbp, copy=True, check_meta=False)
+        result = source.to_global(spec.placement, sbp, copy=True, check_meta=check_meta)
     return result.to(tensor.dtype) if through_float else result
 
 
@@ -146,8 +137,8 @@ def make_global(parameter: Tensor, value: Tensor, grad: Tensor | None) -> Tensor
                 raise
             in_place = False
         else:
-            # OneFlow drops the gradient with the old data.
-            parameter.grad = grad
+            if grad is not None:  # OneFlow has dropped it with the old data
+                parameter.grad = grad
             return parameter
     kind: Any = type(parameter)
     new = kind.__new__(kind)

@@ -1,26 +1,26 @@
 """The first rank's values, sent to where they are missing: to each rank its own part.
 
-Small parts for one rank go in one message, of at most :data:`BUFFER` bytes; a part that is larger
-than :data:`LARGE` goes by itself, from the tensor's own memory and into the new one's. Every rank
-passes through the tensors in the same order, so that no two wait for each other.
+At most ``BUFFER`` bytes of tensors are on the way at a time, if not one that is larger. Small parts
+for one rank go in one message; a part that is larger than :data:`LARGE` goes by itself, into the
+new tensor's own memory. Every rank passes through the tensors in the same order, so that no two
+wait for each other.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import oneflow as flow
 
-from .convert import HALF, Tensor, cut, empty, holds_values, item_size, sound
+from .contents import BUFFER, copies, nbytes_of, sound
+from .convert import HALF, Tensor, cut, empty, from_component, holds_values
 from .ranks import recv, send, sync, this_rank
 from .rules import NdSbp
 from .spec import GlobalSpec, Shape
 
-BUFFER = 16 << 20  # bytes in a message, and on the way at a time
 LARGE = 256 << 10
 
 
@@ -36,40 +36,39 @@ class Delivery:
     sbp: NdSbp
     wanted: frozenset[int]
     made: Tensor = None
-    component: Tensor = None
 
-    @cached_property
-    def _sound(self) -> Tensor:
-        return sound(self.whole)
-
-    def part_of(self, rank: int) -> Tensor:
-        """What that rank is to have."""
-        part = cut(self._sound, self.spec, self.sbp, self.spec.positions[rank])
-        return part.contiguous().to(_on_the_way(part))
+    @property
+    def logical(self) -> Shape:
+        return tuple(self.whole.shape)
 
     def shape_for(self, rank: int) -> Shape:
-        position = self.spec.positions[rank]
-        return self.spec.component(tuple(self.whole.shape), self.sbp, position)
+        return self.spec.component(self.logical, self.sbp, self.spec.positions[rank])
+
+    def part_for(self, rank: int, whole: Tensor) -> Tensor:
+        """What that rank is to have, of a ``whole`` that can be cut."""
+        part = cut(whole, self.spec, self.sbp, self.spec.positions[rank])
+        return part.to(_on_the_way(part))
 
 
 def deliver(deliveries: Sequence[Delivery], alive: Callable[[], None]) -> None:
     """Send and receive; ``alive`` is called each time that others have answered."""
-    me, post = this_rank(), _Post(alive)
-    for one in deliveries:
-        wants = me in one.wanted
-        if wants:
-            one.made, one.component = empty(
-                tuple(one.whole.shape), one.whole.dtype, one.spec, one.sbp
-            )
-        for rank in one.spec.members:
-            if rank not in one.wanted or me not in (rank, one.spec.first):
-                continue
-            if not holds_values(one.sbp, one.spec.positions[rank]):
-                if wants:
-                    one.component.zero_()
-                continue
-            post.take(one, rank)
-    post.close()
+    for window in _windows(deliveries):
+        _Window(window).carry()
+        # Nothing of this waits; without an end to it all of it could lie in memory at once.
+        if len(window) < len(deliveries):
+            sync()
+            alive()
+
+
+def _windows(deliveries: Sequence[Delivery]) -> Iterator[Sequence[Delivery]]:
+    start = size = 0
+    for at, one in enumerate(deliveries):
+        nbytes = nbytes_of(one.whole)
+        if at > start and size + nbytes > BUFFER:
+            yield deliveries[start:at]
+            start, size = at, 0
+        size += nbytes
+    yield deliveries[start:]
 
 
 def _on_the_way(tensor: Tensor) -> Any:
@@ -77,80 +76,86 @@ def _on_the_way(tensor: Tensor) -> Any:
     return flow.float32 if tensor.dtype in HALF and tensor.device.type == "cpu" else tensor.dtype
 
 
-@dataclass
-class _Parcel:
-    """Small parts from one rank to another, in the order of the tensors."""
+class _Window:
+    """So many tensors as are on the way at a time."""
 
-    dtype: Any
-    device: Any
-    parts: list[tuple[Delivery, int]] = field(default_factory=list)
-    total: int = 0
+    def __init__(self, deliveries: Sequence[Delivery]) -> None:
+        self._deliveries = deliveries
+        self._small: dict[tuple[int, int, str], list[tuple[Delivery, int]]] = {}
+        self._wholes: dict[int, Tensor] = {}  # that can be cut, by the id of the delivery
 
+    def carry(self) -> None:
+        me = this_rank()
+        for one in self._deliveries:
+            for rank in one.spec.members:
+                if rank in one.wanted and me in (rank, one.spec.first):
+                    self._take(one, rank)
+        self._copy_wholes()
+        for key in sorted(self._small):
+            (self._receive if key[1] == me else self._send)(key[:2], self._small[key])
 
-class _Post:
-    def __init__(self, alive: Callable[[], None]) -> None:
-        self._alive = alive
-        self._parcels: dict[tuple[int, int, str], _Parcel] = {}
-        self._under_way = 0
-
-    def take(self, one: Delivery, rank: int) -> None:
+    def _take(self, one: Delivery, rank: int) -> None:
+        if not holds_values(one.sbp, one.spec.positions[rank]):
+            if rank == this_rank():
+                one.made, component = empty(one.logical, one.whole.dtype, one.spec, one.sbp)
+                component.zero_()
+            return
         count = math.prod(one.shape_for(rank))
         dtype = _on_the_way(one.whole)
-        nbytes = count * item_size(dtype)
-        if nbytes > LARGE:
-            self._carry_large(one, rank, dtype, nbytes)
+        if count * 8 > LARGE and nbytes_of(one.whole) * count // max(1, one.whole.numel()) > LARGE:
+            self._carry_large(one, rank, dtype)
         elif count:
-            key = (one.spec.first, rank, str(dtype))
-            parcel = self._parcels.get(key)
-            if parcel is not None and (parcel.total + count) * item_size(dtype) > BUFFER:
-                self._carry(key, self._parcels.pop(key))
-                parcel = None
-            if parcel is None:
-                parcel = self._parcels[key] = _Parcel(dtype, _here(one.whole))
-            parcel.parts.append((one, count))
-            parcel.total += count
+            self._small.setdefault((one.spec.first, rank, str(dtype)), []).append((one, count))
+        elif rank == this_rank():
+            one.made, _ = empty(one.logical, one.whole.dtype, one.spec, one.sbp)
 
-    def close(self) -> None:
-        for key in sorted(self._parcels):
-            self._carry(key, self._parcels[key])
-
-    def _carry_large(self, one: Delivery, rank: int, dtype: Any, nbytes: int) -> None:
+    def _carry_large(self, one: Delivery, rank: int, dtype: Any) -> None:
         if this_rank() != rank:
-            send(one.part_of(rank), rank)
-        elif one.component.dtype == dtype and one.component.device == _here(one.whole):
-            recv(one.spec.first, one.component)
+            whole = self._wholes.setdefault(id(one), None)
+            if whole is None:
+                whole = self._wholes[id(one)] = sound(one.whole)
+            send(one.part_for(rank, whole).contiguous(), rank)
+            return
+        one.made, component = empty(one.logical, one.whole.dtype, one.spec, one.sbp)
+        device = _here(one.whole)
+        if component.dtype == dtype and component.device == device:
+            recv(one.spec.first, component)
         else:
-            shape = tuple(one.component.shape)
-            out = flow.empty(shape, dtype=dtype, device=_here(one.whole))
+            out = flow.empty(tuple(component.shape), dtype=dtype, device=device)
             recv(one.spec.first, out)
-            one.component.copy_(out.to(one.component.dtype))
-        self._count(nbytes)
+            component.copy_(out.to(component.dtype))
 
-    def _carry(self, key: tuple[int, int, str], parcel: _Parcel) -> None:
-        source, rank, _ = key
-        flat = flow.empty((parcel.total,), dtype=parcel.dtype, device=parcel.device)
-        if this_rank() == rank:
-            recv(source, flat)
+    def _copy_wholes(self) -> None:
+        mine = {
+            id(one): one
+            for (source, _, _), parts in self._small.items()
+            if source == this_rank()
+            for one, _ in parts
+            if id(one) not in self._wholes
+        }
+        ones = list(mine.values())
+
+        def call(index: int, copy: Tensor, _: Any) -> None:
+            self._wholes[id(ones[index])] = copy  # a view, which keeps what it is a view of
+
+        copies([one.whole for one in ones], call)
+
+    def _send(self, way: tuple[int, int], parts: list[tuple[Delivery, int]]) -> None:
+        rank = way[1]
+        pieces = [one.part_for(rank, self._wholes[id(one)]).reshape(count) for one, count in parts]
+        send(flow.cat(pieces, dim=0) if len(pieces) > 1 else pieces[0].contiguous(), rank)
+
+    def _receive(self, way: tuple[int, int], parts: list[tuple[Delivery, int]]) -> None:
+        whole = parts[0][0].whole
+        total = sum(count for _, count in parts)
+        flat = flow.empty((total,), dtype=_on_the_way(whole), device=_here(whole))
+        recv(way[0], flat)
         start = 0
-        for one, count in parcel.parts:
-            piece = flat.narrow(0, start, count)
-            if this_rank() == rank:
-                shape = tuple(one.component.shape)
-                one.component.copy_(piece.reshape(shape).to(one.component.dtype))
-            else:
-                piece.copy_(one.part_of(rank).reshape(count))
+        for one, count in parts:
+            part = flat.narrow(0, start, count).reshape(one.shape_for(this_rank()))
+            part = part.to(one.whole.dtype)
+            one.made = from_component(part, one.logical, one.spec, one.sbp)
             start += count
-        if this_rank() != rank:
-            send(flat, rank)
-        self._count(parcel.total * item_size(parcel.dtype))
-
-    def _count(self, nbytes: int) -> None:
-        # Nothing of this waits; without an end to it all of it could lie in memory at once.
-        self._under_way += nbytes
-        if self._under_way >= BUFFER:
-            sync()
-            self._alive()
-            self._under_way = 0
 
 
 def _here(tensor: Tensor) -> Any:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from .classes import stated_spec
 from .convert import Tensor
 from .registry import Module, join, store
 from .rules import NdSbp, Wish
-from .spec import GlobalSpec, Kind
+from .spec import GlobalSpec, Kind, Shape
 
 Place = tuple[Module, str, str]  # a module, one of its stores, a name in it
 
@@ -24,19 +23,36 @@ class Decision(NamedTuple):
     tensor: Tensor
 
 
-@dataclass
 class Item:
-    """One tensor of a value, what was decided for it, and every place where the value holds it."""
+    """One tensor of a value, what was decided for it, and every place where the value holds it.
 
-    tensor: Tensor
-    kind: Kind
-    path: str
-    label: str
-    spec: GlobalSpec
-    pattern: str | None  # the rule that decided, where one did
-    wish: Wish
-    sbp: Wish  # the wish as the tensor can have it
-    places: list[Place] = field(default_factory=list)
+    ``pattern`` is the rule that decided, where one did, and ``sbp`` the ``wish`` as the tensor
+    can have it.
+    """
+
+    # By hand and not as a dataclass: one is made for each tensor, as is each class below.
+    __slots__ = (
+        *("kind", "path", "pattern", "places", "root", "sbp", "shape", "spec", "tensor"),
+        "wish",
+    )
+
+    def __init__(
+        self, at: Node, kind: Kind, tensor: Tensor, pattern: str | None, wish: Wish, sbp: Wish
+    ) -> None:
+        self.tensor = tensor
+        self.kind = kind
+        self.root = at.root
+        self.path = at.path
+        self.spec = at.spec
+        self.pattern = pattern
+        self.wish = wish
+        self.sbp = sbp
+        self.places: list[Place] = []
+        self.shape: Shape = tuple(tensor.shape)
+
+    @property
+    def label(self) -> str:
+        return _label(self.root, self.path)
 
     @property
     def target(self) -> NdSbp:
@@ -49,45 +65,58 @@ class Item:
         if self.sbp is None:
             return False
         tensor = self.tensor
-        there = tensor.is_global and tensor.placement == self.spec.placement
-        return not (there and tensor.sbp == self.sbp)
+        if not tensor.is_global:
+            return True
+        return bool(tensor.placement != self.spec.placement or tensor.sbp != self.sbp)
 
     @property
     def fallback(self) -> bool:
-        return self.tensor.ndim > 0 and self.sbp != self.wish
+        return self.shape != () and self.sbp != self.wish
 
 
-@dataclass(frozen=True)
 class Node:
     """A module in a tree, or one name of it, and the spec that counts there.
 
     ``rule_path`` is the path that the rules of that spec see.
     """
 
-    root: str
-    path: str
-    rule_path: str
-    module: Module
-    spec: GlobalSpec
+    __slots__ = ("module", "path", "root", "rule_path", "spec")
+
+    def __init__(
+        self, root: str, path: str, rule_path: str, module: Module, spec: GlobalSpec
+    ) -> None:
+        self.root = root
+        self.path = path
+        self.rule_path = rule_path
+        self.module = module
+        self.spec = spec
 
     @property
     def label(self) -> str:
-        return join(self.root, self.path) if self.path else self.root
+        return _label(self.root, self.path)
 
     def at(self, name: str, module: Module | None = None) -> Node:
-        return replace(
-            self,
-            path=join(self.path, name),
-            rule_path=join(self.rule_path, name),
-            module=self.module if module is None else module,
+        path = join(self.path, name)
+        # Nearly always one string: rules see another path below a class that states its layout.
+        same = self.rule_path is self.path
+        return Node(
+            self.root,
+            path,
+            path if same else join(self.rule_path, name),
+            self.module if module is None else module,
+            self.spec,
         )
 
     def governed(self) -> Node:
         """The same, with what the module's class states."""
         stated = stated_spec(self.module)
-        return self if stated is None else replace(self, spec=stated, rule_path="")
+        return self if stated is None else Node(self.root, self.path, "", self.module, stated)
 
     def children(self) -> Iterator[Node]:
         for name, child in store(self.module, "_modules").items():
             if child is not None:
                 yield self.at(name, child)
+
+
+def _label(root: str, path: str) -> str:
+    return join(root, path) if path else root

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Literal
 
 from .agree import Line
-from .convert import Tensor, box, claim, copy_of, from_component, from_whole, is_even, item_size
+from .contents import SMALL
+from .convert import Tensor, box, cut, from_component, from_whole, is_cut, item_size
 from .rules import BROADCAST, NdSbp, show_sbp, split_axis
 from .spec import GlobalSpec, Shape
 
@@ -16,34 +16,45 @@ from .spec import GlobalSpec, Shape
 Way = Literal["copy", "own", "global"]
 
 
-@dataclass
 class Piece:
     """A tensor to be made global; ``path`` names it, ``kind`` says what it is.
 
-    ``mine``: nobody else holds the tensor's memory, which may become the component's.
+    ``mine``: its memory may become the component's, as ``Tensor.to_global`` does by itself.
     """
 
-    path: str
-    kind: str
-    tensor: Tensor
-    spec: GlobalSpec
-    sbp: NdSbp
-    mine: bool = False
-    made: Tensor = None
-    digest: bytes | None = None
-    shape: Shape = field(init=False)
-    logical: Shape = field(init=False)
-    way: Way = field(init=False)
+    __slots__ = (
+        *("digest", "kind", "logical", "made", "mine", "part", "path", "sbp", "shape", "spec"),
+        *("tensor", "way"),
+    )
 
-    def __post_init__(self) -> None:
-        self.shape = self.logical = tuple(self.tensor.shape)
-        if self.tensor.is_global:
+    def __init__(
+        self,
+        path: str,
+        kind: str,
+        tensor: Tensor,
+        spec: GlobalSpec,
+        sbp: NdSbp,
+        mine: bool = False,
+    ) -> None:
+        self.mine = mine
+        self.path = path
+        self.kind = kind
+        self.tensor = tensor
+        self.spec = spec
+        self.sbp = sbp
+        self.made: Tensor = None
+        self.part: Tensor = None
+        self.digest: bytes | None = None
+        self.shape: Shape = tuple(tensor.shape)
+        self.logical = self.shape
+        self.way: Way
+        if tensor.is_global:
             self.way = "global"
-        elif self.spec.source == "full" or all(one == BROADCAST for one in self.sbp):
+        elif spec.source == "full" or all(one == BROADCAST for one in sbp):
             self.way = "copy"
         else:
             self.way = "own"
-            self.logical = _grown(self.shape, self.spec, self.sbp)
+            self.logical = _grown(self.shape, spec.hierarchy, sbp)
 
     @property
     def nbytes(self) -> int:
@@ -57,33 +68,44 @@ class Piece:
     def line(self) -> Line:
         """What all ranks have to say alike."""
         tensor = self.tensor
-        shape: Any = self.shape
-        if self.way == "own":  # components may be longer on some ranks, along a split axis
-            axes = {split_axis(one) for one in self.sbp}
-            shape = tuple("any" if axis in axes else size for axis, size in enumerate(shape))
         if self.way == "global":
             where = f"{_show(tensor.sbp)} on {tensor.placement}"
         else:
             where = tensor.device.type
         grad = ", requires_grad" if tensor.requires_grad else ""
-        return Line(
-            self.path,
-            f"{self.kind} {self.path}, shape {shape}, {_name(tensor.dtype)}, {where}{grad}, "
-            f"to be {_show(self.sbp)}",
-        )
+        rest = f"{_name(tensor.dtype)}, {where}{grad}, to be {_show(self.sbp)}"
+        shown = f"{self.kind} {self.path}, shape {self.shape}, {rest}"
+        if self.way != "own":
+            return Line(self.path, shown)
+        # Components may be longer on some ranks, along a split axis.
+        axes = {split_axis(one) for one in self.sbp}
+        shape = tuple("any" if axis in axes else size for axis, size in enumerate(self.shape))
+        return Line(self.path, f"{self.kind} {self.path}, shape {shape}, {rest}", shown)
+
+    def cut_from(self, copy: Tensor) -> None:
+        """Take this rank's part out of a copy that does not last, unless it is large.
+
+        It may turn out that another rank's values count.
+        """
+        if self.way == "copy" and self.nbytes < SMALL and is_cut(self.spec, self.sbp):
+            assert self.spec.position is not None
+            part = cut(copy, self.spec, self.sbp, self.spec.position)
+            part = part.clone() if part.is_contiguous() else part.contiguous()
+            self.part = part.to(self.tensor.dtype)
 
     def make(self) -> Tensor:
         """The global tensor; where the ranks' copies differ, of this rank's."""
         tensor, spec, sbp = self.tensor, self.spec, self.sbp
         if self.way == "global":
             return box(tensor, spec, sbp)
+        if self.way == "own" and spec.check and BROADCAST in sbp:
+            # Without its check OneFlow takes the components to be of one shape.
+            return box(tensor, spec, sbp, check_meta=not _are_alike(self.logical, spec, sbp))
+        if self.part is not None:
+            return from_component(self.part, self.logical, spec, sbp, copy=False)
         if self.way == "copy":
             return from_whole(tensor, spec, sbp)
-        if spec.check and BROADCAST in sbp:
-            return box(tensor, spec, sbp)
-        if is_even(self.logical, spec, sbp):
-            return claim(copy_of(tensor.detach()), spec, sbp)
-        return from_component(tensor, self.logical, spec, sbp)
+        return from_component(tensor, self.logical, spec, sbp, copy=not self.mine)
 
 
 @cache
@@ -96,10 +118,17 @@ def _show(sbp: NdSbp) -> str:
     return show_sbp(sbp)
 
 
-def _grown(component: Shape, spec: GlobalSpec, sbp: NdSbp) -> Shape:
+def _are_alike(logical: Shape, spec: GlobalSpec, sbp: NdSbp) -> bool:
+    """Whether all ranks' components are of one shape."""
+    shapes = {spec.component(logical, sbp, position) for position in spec.positions.values()}
+    return len(shapes) == 1
+
+
+@lru_cache(maxsize=1024)
+def _grown(component: Shape, hierarchy: Shape, sbp: NdSbp) -> Shape:
     """The logical shape where all ranks have components of this shape."""
     shape = list(component)
-    for one, ranks in zip(sbp, spec.hierarchy):
+    for one, ranks in zip(sbp, hierarchy):
         axis = split_axis(one)
         if axis is not None:
             shape[axis] *= ranks

@@ -39,6 +39,7 @@ class Plan:
         self.spec = spec
         self.used: set[str] = set()  # the patterns of spec that decided something
         self.conflicts: list[str] = []  # between the rules for one tensor, for a warning
+        self.is_due = False  # once it is settled: whether it changes anything
         self._items: dict[int, Item] = {}
         self.late: dict[str, str] = {}  # a pattern that came too late, and what to say of it
         self._own = frozenset(own)
@@ -93,10 +94,10 @@ class Plan:
                 "local tensors only. Write existing='keep' to leave global ones as they are, or "
                 "existing='convert' to give them this placement and sbp"
             )
-        changes = self.changes()
-        if not changes:
+        first = next((item for item in self._items.values() if item.changes), None)
+        if first is None:
             return
-        first = changes[0]
+        self.is_due = True
         if self.spec.same_placement and self._elsewhere is not None:
             label, placement = self._elsewhere
             raise ConversionError(
@@ -213,17 +214,15 @@ class Plan:
         else:
             pattern, wish = spec.rules.wish(at.label, at.module, at.rule_path, tensor)
             self._use(at, pattern)
-        shape = tuple(tensor.shape)
-        sbp = wish
+        item = Item(at, kind, tensor, pattern, wish, wish)
         if wish is not None:
             # Of what is global already the shape is the logical one.
             source = "full" if tensor.is_global else spec.source
-            sbp = spec.fit(at.label, kind, shape, wish, source)
-        item = Item(tensor, kind, at.path, at.label, spec, pattern, wish, sbp)
-        if item.changes and not tensor.is_leaf:
+            item.sbp = spec.fit(at.label, kind, item.shape, wish, source)
+        if not tensor.is_leaf and item.changes:
             raise ConversionError(
                 f"{at.label}: a {kind} that autograd still tracks cannot become global without "
                 "losing its history. Expected: a leaf tensor. Received: one with a grad_fn, "
-                f"shape {shape}. Write .detach() where it is assigned"
+                f"shape {item.shape}. Write .detach() where it is assigned"
             )
         return item

@@ -8,9 +8,10 @@ from oneflow import nn
 
 from . import hook
 from .advice import add_advice
-from .apply import Record
+from .apply import is_pending
 from .block import Block
 from .frames import Frame, innermost, open_frames
+from .records import Record
 from .registry import Module, slot_of
 from .rules import show_sbp
 from .session import Session
@@ -86,6 +87,8 @@ class _SessionHandler:
     def on_assign(
         self, forward: hook.Forward, module: Module, via: str, name: Any, value: Any
     ) -> Any:
+        if is_pending(module, name, value):
+            return forward()
         slot = slot_of(module, via, name, value)
         if slot is None:
             return forward()

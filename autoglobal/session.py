@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from .agree import Event, Line, agree
-from .apply import Record, Work, pending
+from .apply import Work, is_pending, pending
 from .assigned import Assigned
 from .convert import Tensor
 from .errors import (
@@ -20,6 +20,7 @@ from .errors import (
 )
 from .plan import Plan
 from .ranks import can_meet
+from .records import Record
 from .registry import STORE_OF, Before, Module, Slot, join, store
 from .spec import GlobalSpec
 
@@ -47,10 +48,8 @@ class Session:
         has to be known before anything is sent. Where the conversion fails afterwards the module
         is as it was before.
         """
-        call = (module, name, value)
-        inner = pending.get()
-        if inner is not None and all(a is b for a, b in zip(inner, call)):
-            return forward()  # another hook is at it: __setattr__ calls register_parameter
+        if is_pending(module, name, value):
+            return forward()
         if self.spec.when == "exit":
             goes_on = id(value) in self._not_existing(module, slot, name, value)
             result = forward()
@@ -69,8 +68,8 @@ class Session:
         self._used |= plan.used
         self._late.update(plan.late)
         label = join(root, name)
-        before = Before(module, name) if plan.changes() else None
-        token = pending.set(call)
+        before = Before(module, name) if plan.is_due else None
+        token = pending.set((module, name, value))
         try:
             result = forward()
         finally:

@@ -108,14 +108,17 @@ class GlobalSpec:
         return tuple(part)
 
     @cached_property
-    def text(self) -> str:
-        """What all ranks have to ask for alike."""
-        options = ", ".join(
-            f"{one.name}={getattr(self, one.name)!r}"
-            for one in fields(self)
-            if one.name not in ("placement", "sbp", "timeout", "rules")
-        )
-        return f"{_show_placement(self.placement)}, {self.rules}, {options}"
+    def texts(self) -> list[str]:
+        """What all ranks have to ask for alike, each option in words."""
+        return [
+            f"placement={self.placement}",
+            f"sbp={self.rules}",
+            *(
+                f"{one.name}={getattr(self, one.name)!r}"
+                for one in fields(self)
+                if one.name not in ("placement", "sbp", "timeout", "rules")
+            ),
+        ]
 
     def whole(self) -> NdSbp:
         """Broadcast along every dimension of the placement."""
@@ -128,6 +131,9 @@ class GlobalSpec:
         ``source="shard"``; ``label`` names the tensor in the :class:`ConversionError` that is
         raised where it cannot be split as asked for.
         """
+        known = self._fitting.get((shape, sbp, source))
+        if known is not None:
+            return known
         fitting = list(sbp)
         smallest = dict(enumerate(shape))  # the shortest piece so far, along each axis
         for dim, (one, ranks) in enumerate(zip(sbp, self.hierarchy)):
@@ -140,7 +146,13 @@ class GlobalSpec:
                 fitting[dim] = BROADCAST
             else:
                 raise ConversionError(self._cannot_split(label, kind, shape, sbp, dim))
-        return tuple(fitting)
+        found = self._fitting[shape, sbp, source] = tuple(fitting)
+        return found
+
+    @cached_property
+    def _fitting(self) -> dict[tuple[Shape, NdSbp, Source], NdSbp]:
+        """What fitted before: many tensors have one shape."""
+        return {}
 
     def _cannot_split(self, label: str, kind: Kind, shape: Shape, sbp: NdSbp, dim: int) -> str:
         axis = split_axis(sbp[dim])
@@ -174,10 +186,6 @@ def _check_timeout(value: Any) -> None:
         raise SpecError(
             f"timeout must be more than 0 seconds, and finite. Received: timeout={value!r}"
         )
-
-
-def _show_placement(placement: Any) -> str:
-    return f"{placement.type} {placement.ranks.tolist()}"
 
 
 def _divides(length: int, ranks: int) -> bool:

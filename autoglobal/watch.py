@@ -27,7 +27,8 @@ def limit_of(timeout: float) -> float:
         its = float(os.environ.get("ONEFLOW_TIMEOUT_SECONDS", _ONEFLOW_LIMIT))
     except ValueError:
         its = _ONEFLOW_LIMIT
-    return min(timeout, 0.9 * its)
+    # Early enough for a watchdog that looks up only now and then.
+    return min(timeout, max(its / 2, min(0.9 * its, its - 2 * _NAP)))
 
 
 class Wait:
