@@ -82,10 +82,17 @@ class Work:
     def converted(self) -> list[Record]:
         return self._records.all()
 
-    def carry_out(self, plan: Plan, event: Event, progress: bool = False) -> None:
-        """Make global what the plan changes. Until all of it is converted nothing has changed."""
+    def carry_out(
+        self, plan: Plan, event: Event, progress: bool = False, fresh: bool = False
+    ) -> None:
+        """Make global what the plan changes. Until all of it is converted nothing has changed.
+
+        ``fresh``: what it changes holds nothing yet.
+        """
         pieces: list[Piece] = []
         jobs = [_Job(item, places, pieces) for item in plan.changes() if (places := _places(item))]
+        for piece in pieces if fresh else ():
+            piece.leave_empty()
         meets = self._spec.check or any(piece.spec.check for piece in pieces)
         if not pieces and event.kind != "close":
             meets = False

@@ -7,13 +7,13 @@ from typing import Any, Literal
 
 from .agree import Line
 from .contents import SMALL
-from .convert import Tensor, box, cut, from_component, from_whole, is_cut, item_size
-from .rules import BROADCAST, NdSbp, show_sbp, split_axis
+from .convert import Tensor, box, cut, empty, from_component, from_whole, is_cut, item_size
+from .rules import BROADCAST, PARTIAL_SUM, NdSbp, show_sbp, split_axis
 from .spec import GlobalSpec, Shape
 
 # "copy": each rank has the whole, and the first rank's counts. "own": each has a component of
-# its own. "global": it is that already, elsewhere or with another sbp.
-Way = Literal["copy", "own", "global"]
+# its own. "global": it is that already, elsewhere or with another sbp. "fresh": it holds nothing.
+Way = Literal["copy", "own", "global", "fresh"]
 
 
 class Piece:
@@ -65,13 +65,18 @@ class Piece:
         """Whether what the ranks hold has to be equal, or be made so."""
         return self.way == "copy" and self.spec.check and len(self.spec.members) > 1
 
+    def leave_empty(self) -> None:
+        """The tensor holds nothing yet, and is going to be filled."""
+        if self.way == "copy" and PARTIAL_SUM not in self.sbp:
+            self.way = "fresh"
+
     def line(self) -> Line:
         """What all ranks have to say alike."""
         tensor = self.tensor
         if self.way == "global":
             where = f"{_show(tensor.sbp)} on {tensor.placement}"
         else:
-            where = tensor.device.type
+            where = tensor.device.type + ", not initialised yet" * (self.way == "fresh")
         grad = ", requires_grad" if tensor.requires_grad else ""
         rest = f"{_name(tensor.dtype)}, {where}{grad}, to be {_show(self.sbp)}"
         shown = f"{self.kind} {self.path}, shape {self.shape}, {rest}"
@@ -98,6 +103,8 @@ class Piece:
         tensor, spec, sbp = self.tensor, self.spec, self.sbp
         if self.way == "global":
             return box(tensor, spec, sbp)
+        if self.way == "fresh":
+            return empty(self.logical, tensor.dtype, spec, sbp)[0]
         if self.way == "own" and spec.check and BROADCAST in sbp:
             # Without its check OneFlow takes the components to be of one shape.
             return box(tensor, spec, sbp, check_meta=not _are_alike(self.logical, spec, sbp))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,6 +19,7 @@ from .errors import (
     TiedRulesWarning,
     UnusedRuleWarning,
 )
+from .fresh import is_fresh
 from .plan import Plan
 from .ranks import can_meet
 from .records import Record
@@ -69,6 +71,8 @@ class Session:
         self._late.update(plan.late)
         label = join(root, name)
         before = Before(module, name) if plan.is_due else None
+        # The hook's caller, if nobody stands between.
+        fresh = slot == "parameter" and can_meet() and is_fresh(module, name, sys._getframe(3))
         token = pending.set((module, name, value))
         try:
             result = forward()
@@ -79,7 +83,8 @@ class Session:
         if slot == "module" and store(module, STORE_OF[slot]).get(name) is not value:
             return result  # a class of its own mind keeps it elsewhere, or another one
         try:
-            self._apply(plan, "value", Line(label, f"the assignment of {label}"))
+            title = Line(label, f"the assignment of {label}")
+            self._apply(plan, "value", title, fresh=fresh)
         except BaseException:
             before.restore()
             raise
@@ -127,8 +132,10 @@ class Session:
         self._used |= plan.used
         self._apply(plan, "close", Line("", "the end of the scope"))
 
-    def _apply(self, plan: Plan, kind: str, title: Line, progress: bool = False) -> None:
-        self._work.carry_out(plan, Event(kind, title, self.spec.timeout), progress)
+    def _apply(
+        self, plan: Plan, kind: str, title: Line, progress: bool = False, fresh: bool = False
+    ) -> None:
+        self._work.carry_out(plan, Event(kind, title, self.spec.timeout), progress, fresh)
         self._conflicts += plan.conflicts
 
     @property
