@@ -31,10 +31,11 @@ from .errors import (  # noqa: E402
     TiedRulesWarning,
     UnusedRuleWarning,
 )
+from .local import local_scope  # noqa: E402
 from .migrate import local_to_global  # noqa: E402
 from .optimizers import optimizer_to_global  # noqa: E402
 from .records import Record  # noqa: E402
-from .scope import ActiveScope, current_scope, global_scope, local_scope  # noqa: E402
+from .scope import ActiveScope, current_scope, global_scope  # noqa: E402
 
 __all__ = [
     "ActiveScope",

@@ -16,25 +16,22 @@ from .watch import Wait, limit_of
 _GO, _DIFFER = 0, 1
 _KINDS = ("value", "close", "left", "refused", "optimizer")
 NO_SAY = bytes(16)
-_OPTIONS = 1  # in Event.parts
+_OPTIONS, _LINES = 1, 2  # in Event.parts
 
 
 class Line(NamedTuple):
-    """One thing that has to be alike on all ranks; ``path`` names the tensor that it is about.
-
-    ``shown`` is what a message says in its place, where that is more than has to be alike.
-    """
+    """One thing that has to be alike on all ranks; ``path`` names the tensor that it is about."""
 
     path: str
     text: str
-    shown: str = ""
 
 
 @dataclass
 class Event:
     """What a rank does that the others have to do as well.
 
-    ``title`` says it in words. ``contents`` and ``shapes`` are digests of what may differ between
+    ``title`` says it in words, and ``shown`` what a message says of each of the lines, where that
+    is more than has to be alike. ``contents`` and ``shapes`` are digests of what may differ between
     the ranks, :data:`NO_SAY` where this rank's do not count.
     """
 
@@ -42,6 +39,7 @@ class Event:
     title: Line
     timeout: float
     lines: list[Line] = field(default_factory=list)
+    shown: Callable[[], list[str]] | None = None
     options: list[Line] = field(default_factory=list)
     contents: bytes = NO_SAY
     shapes: bytes = NO_SAY
@@ -102,23 +100,24 @@ def _judge(rows: list[list[int]]) -> Words:
 
 
 def _divergence(event: Event) -> DivergenceError:
-    mine = event.parts()
+    shown = [line.text for line in event.lines] if event.shown is None else event.shown()
+    mine = [[(*line, line.text) for line in part] for part in event.parts()]
+    mine[_LINES] = [(*line, text) for line, text in zip(event.lines, shown)]
     said = consult(json.dumps(mine).encode(), _first_difference)
     part, at, rank, *lines = json.loads(said)
-    own = _line(mine[part], at)
-    other, theirs = next(
-        (k, Line(*line)) for k, line in zip((0, rank), lines) if Line(*line)[:2] != own[:2]
-    )
-    path = own.path or theirs.path or event.title.path
+    path, own, words = _line(mine[part], at)
+    other, theirs = next((k, line) for k, line in zip((0, rank), lines) if line[:2] != [path, own])
+    path = path or theirs[0] or event.title.path
     return DivergenceError(
         f"{path}{': ' * bool(path)}the ranks do not agree. This rank (rank {this_rank()}): "
-        f"{own.shown or own.text}; rank {other}: {theirs.shown or theirs.text}. Expected: every "
-        "rank makes the same assignments in the same order, and opens and closes the same scopes"
+        f"{words}; rank {other}: {theirs[2]}. Expected: every rank makes the same assignments in "
+        "the same order, and opens and closes the same scopes"
     )
 
 
-def _line(lines: Sequence[Sequence[str]], at: int) -> Line:
-    return Line(*lines[at]) if at < len(lines) else Line("", "nothing more")
+def _line(lines: Sequence[Sequence[str]], at: int) -> list[str]:
+    """The path, what has to be alike, and what a message says."""
+    return list(lines[at]) if at < len(lines) else ["", "nothing more", "nothing more"]
 
 
 def _first_difference(said: list[bytes]) -> bytes:

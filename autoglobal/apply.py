@@ -9,7 +9,6 @@ from typing import Any, Optional
 from oneflow import nn
 from tqdm import tqdm
 
-from . import convert
 from .agree import Event
 from .batch import settle
 from .convert import Tensor, make_global
@@ -47,8 +46,7 @@ class _Job:
         if self.known is not None:
             return
         tensor = item.tensor
-        mine = convert.in_place and type(tensor) is nn.Parameter
-        self.piece = Piece(item.label, item.kind, tensor, item.spec, item.target, mine)
+        self.piece = Piece(item.label, item.kind, tensor, item.spec, item.target)
         pieces.append(self.piece)
         self.grad = tensor.grad
         if self.grad is not None and (self.grad.is_local or tensor.is_global):

@@ -8,14 +8,14 @@ there the first rank's values are always sent.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+
+import xxhash
 
 from .agree import NO_SAY, Event, Line, agree
-from .contents import digest, read, release
-from .convert import Tensor
+from .contents import Reading, Tensor, release
 from .deliver import Delivery, deliver
 from .pieces import Piece
-from .ranks import can_meet, consult, sync, world_size
+from .ranks import can_meet, consult, sync, this_rank, world_size
 from .shards import fit_together
 
 _CHEAP = 1 << 20  # bytes; to send so few costs less than to ask which of them are wanted
@@ -27,20 +27,30 @@ def settle(pieces: Sequence[Piece], event: Event | None, digested: Sequence[Piec
     ``event`` is None where the ranks are trusted: then nothing is compared or sent. The pieces
     that are ``digested`` have a digest afterwards, if they are in host memory.
     """
-    if event is None or not can_meet():
-        _read(digested)
-        return
+    try:
+        if event is None or not can_meet():
+            _Look(digested).finish()
+        else:
+            _meet(pieces, event, digested)
+    finally:
+        release()
+
+
+def _meet(pieces: Sequence[Piece], event: Event, digested: Sequence[Piece]) -> None:
     compared = [piece for piece in pieces if piece.is_compared]
     counting = [piece for piece in compared if piece.spec.position is not None]
-    _read([*counting, *digested])
+    reading = _Look([*counting, *digested])
+    # What follows goes on while it is being copied.
     own = [piece for piece in pieces if piece.way == "own" and piece.spec.check]
     event.lines = [piece.line() for piece in pieces]
+    event.shown = lambda: [piece.shown() for piece in pieces]
     specs = {id(piece.spec): piece.spec for piece in pieces}
     event.options = [Line("", text) for spec in specs.values() for text in spec.texts]
-    if counting:
-        event.contents = digest(b"".join(map(_told, counting)))
     if own:
-        event.shapes = digest(repr([piece.shape for piece in own]).encode())
+        event.shapes = xxhash.xxh3_128_digest(repr([piece.shape for piece in own]).encode())
+    reading.finish()
+    if counting:
+        event.contents = xxhash.xxh3_128_digest(b"".join(map(_told, counting)))
     agreed = agree(event)
     with event.wait() as wait:
         if agreed.shapes_differ:
@@ -51,7 +61,14 @@ def settle(pieces: Sequence[Piece], event: Event | None, digested: Sequence[Piec
             return
         sources = sorted({piece.spec.first for piece, _ in sent})
         wait.whom = lambda: f"the values of rank {', '.join(map(str, sources))} to be passed on"
-        deliveries = [Delivery(piece.tensor, piece.spec, piece.sbp, ranks) for piece, ranks in sent]
+        for piece, ranks in sent:
+            if this_rank() in ranks:
+                piece.part = None  # of this rank's own copy
+        copies = reading.copies
+        deliveries = [
+            Delivery(piece.tensor, piece.spec, piece.sbp, ranks, copies.get(id(piece)))
+            for piece, ranks in sent
+        ]
         deliver(deliveries, wait.renew)
         if len(pieces) > 1:  # a single one may be under way: another event will follow it
             sync()
@@ -59,16 +76,25 @@ def settle(pieces: Sequence[Piece], event: Event | None, digested: Sequence[Piec
         piece.made = delivery.made
 
 
-def _read(pieces: Sequence[Piece]) -> None:
-    """Digest what is in host memory, and take this rank's parts while it is at hand."""
-    here = [piece for piece in pieces if piece.digest is None and _in_host_memory(piece)]
+class _Look:
+    """The reading of pieces; this rank's parts are taken while they are at hand."""
 
-    def call(index: int, copy: Tensor, array: Any) -> None:
-        here[index].digest = digest(array)
-        here[index].cut_from(copy)
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        pieces = list({id(piece): piece for piece in pieces if _in_host_memory(piece)}.values())
+        self._pieces = pieces
+        self._reading = Reading(
+            [piece.tensor for piece in pieces], lambda index, copy: pieces[index].cut_from(copy)
+        )
 
-    read([piece.tensor for piece in here], call)
-    release()
+    def finish(self) -> None:
+        for piece, digest in zip(self._pieces, self._reading.digests()):
+            piece.digest = digest
+
+    @property
+    def copies(self) -> dict[int, Tensor]:
+        """The copies of the pieces, by their ids, where they are still there."""
+        copies = self._reading.copies
+        return {} if copies is None else dict(zip(map(id, self._pieces), copies))
 
 
 def _in_host_memory(piece: Piece) -> bool:

@@ -1,13 +1,13 @@
 """Reading many tensors together: digests of what they hold, and copies that can be cut.
 
-To copy a tensor takes an instruction of its own, and so does the wait for its memory's address,
-which spins on a core. So tensors are copied side by side into a buffer whose address is known,
-small ones of like shape by one instruction, and one wait that sleeps does for all of them.
+The address of a tensor's memory is had by a wait that spins on a core. So tensors are copied side
+by side into a buffer whose address is known, and one wait that sleeps does for all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import oneflow as flow
@@ -17,19 +17,21 @@ from .ranks import host_buffer, sync
 
 Tensor = Any  # oneflow.Tensor; OneFlow ships no types
 
-BUFFER = 4 << 20  # bytes of tensors that are read at a time, if not of one that is larger
+BUFFER = 8 << 20  # bytes of tensors that are read at a time, if not of one that is larger
+SMALL = 1 << 20  # bytes; to copy so few costs less than to ask where they lie
 _LARGEST = 16 << 20  # bytes; what is larger is read where it lies
-SMALL = 1 << 20  # bytes; larger ones are copied one by one
 _KEPT = 1 << 20  # bytes of a buffer that stays until it is needed again
 
-# Takes the index of a tensor, a copy of it that can be cut, and in a reading its elements as an
-# array in row order. What it is given lasts until it returns.
-Visit = Callable[[int, Tensor, Any], None]
+
+@cache
+def item_size(dtype: Any) -> int:
+    """The bytes of one element."""
+    # OneFlow 0.9.0 does not know the size of this dtype of its own.
+    return 2 if dtype == flow.bfloat16 else int(dtype.bytes)
 
 
 def nbytes_of(tensor: Tensor) -> int:
-    # OneFlow 0.9.0 does not know the size of a bfloat16.
-    return int(tensor.numel()) * (2 if tensor.dtype == flow.bfloat16 else tensor.element_size())
+    return int(tensor.numel()) * item_size(tensor.dtype)
 
 
 def sound(local: Tensor) -> Tensor:
@@ -48,66 +50,7 @@ def sound(local: Tensor) -> Tensor:
     return source if lies_at_start else source.clone()
 
 
-def copies(tensors: Sequence[Tensor], call: Visit) -> None:
-    """Call ``call`` with a copy of each tensor, and None."""
-    for group in _alike(tensors):
-        flat = _together([tensors[index] for index in group])
-        start = 0
-        for index in group:
-            rows = tensors[index].shape[0] if len(group) > 1 else 0
-            call(index, flat.narrow(0, start, rows) if len(group) > 1 else flat, None)
-            start += rows
-
-
-def read(tensors: Sequence[Tensor], call: Visit) -> None:
-    """Call ``call`` with a copy of each tensor, in float32 for bfloat16, and its elements."""
-    by_dtype: dict[Any, list[int]] = {}
-    for index, tensor in enumerate(tensors):
-        by_dtype.setdefault(_readable(tensor), []).append(index)
-    for dtype, indices in by_dtype.items():
-        waiting: list[int] = []
-        size = 0
-        for index in indices:
-            count = tensors[index].numel()
-            nbytes = count * (4 if dtype == flow.float32 else tensors[index].element_size())
-            if nbytes > _LARGEST:
-                whole = sound(tensors[index]).to(dtype)
-                sync()
-                call(index, whole, whole.contiguous().numpy())
-                continue
-            if waiting and size + nbytes > BUFFER:
-                _read_staged(dtype, waiting, tensors, call)
-                waiting, size = [], 0
-            waiting.append(index)
-            size += nbytes
-        if waiting:
-            _read_staged(dtype, waiting, tensors, call)
-
-
-def _readable(tensor: Tensor) -> Any:
-    # numpy has no bfloat16.
-    return flow.float32 if tensor.dtype == flow.bfloat16 else tensor.dtype
-
-
-def _alike(tensors: Sequence[Tensor]) -> Iterator[list[int]]:
-    """The indices of small tensors that can be joined along axis 0; of others, one by one."""
-    groups: dict[Any, list[int]] = {}
-    for index, tensor in enumerate(tensors):
-        shape = tensor.shape
-        if len(shape) == 0 or not 0 < nbytes_of(tensor) <= SMALL:
-            yield [index]
-        else:
-            key = (tensor.dtype, tensor.device.type, tuple(shape[1:]))
-            groups.setdefault(key, []).append(index)
-    yield from groups.values()
-
-
-def _together(tensors: Sequence[Tensor]) -> Tensor:
-    # Not flattened first: that would be a view.
-    if len(tensors) == 1:
-        return sound(tensors[0])
-    return flow.cat([tensor.detach() for tensor in tensors], dim=0)
-
+Cut = Callable[[int, Tensor], None]
 
 # A buffer for each dtype, and the array that is its memory.
 _stages: dict[Any, tuple[Tensor, Any]] = {}
@@ -128,31 +71,67 @@ def release() -> None:
             del _stages[dtype]
 
 
-def _read_staged(
-    dtype: Any, indices: Sequence[int], tensors: Sequence[Tensor], call: Visit
-) -> None:
-    chosen = [tensors[index].detach() for index in indices]
-    total = sum(tensor.numel() for tensor in chosen)
-    stage, array = _stage(dtype, total)
-    begins = [(0, 0)] * len(chosen)  # where each of them lies there, and how long it is
-    end = 0
-    for group in _alike(chosen):
-        start = end
-        for at in group:
-            count = chosen[at].numel()
-            begins[at] = (end, count)
+class Reading:
+    """Tensors in host memory that are being copied, and then read.
+
+    ``cut`` is called with the index of each and a copy of it that can be cut, in float32 for
+    bfloat16, as soon as that copy is under way. :meth:`digests` waits for them.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], cut: Cut) -> None:
+        self._tensors = tensors
+        self._digests = [b""] * len(tensors)
+        self._copies: list[Tensor] | None = [None] * len(tensors)
+        self._under_way: list[tuple[int, Any, int, int]] = []  # index, and where in which array
+        counted: dict[Any, list[tuple[int, int]]] = {}
+        for index, tensor in enumerate(tensors):
+            # numpy has no bfloat16.
+            dtype = flow.float32 if tensor.dtype == flow.bfloat16 else tensor.dtype
+            counted.setdefault(dtype, []).append((index, tensor.numel()))
+        for dtype, counts in counted.items():
+            self._start(dtype, counts, cut)
+
+    def digests(self) -> list[bytes]:
+        """16 bytes that stand for the elements of each."""
+        if self._under_way:
+            sync()
+        for index, array, start, end in self._under_way:
+            self._digests[index] = xxhash.xxh3_128_digest(array[start:end])
+        self._under_way.clear()
+        return self._digests
+
+    @property
+    def copies(self) -> list[Tensor] | None:
+        """The copies, where all of them are there at once; they last until the next reading."""
+        return self._copies
+
+    def _start(self, dtype: Any, counts: Sequence[tuple[int, int]], cut: Cut) -> None:
+        size = item_size(dtype)
+        total, largest = sum(count for _, count in counts), max(count for _, count in counts)
+        room = max(BUFFER // size, min(largest, _LARGEST // size))
+        stage, array = _stage(dtype, min(total, room))
+        end = 0
+        for index, count in counts:
+            source = self._tensors[index].detach()
+            if count > len(array):
+                whole = sound(source).to(dtype)
+                cut(index, whole)
+                self._read_alone(index, whole)
+                continue
+            if end + count > len(array):
+                self.digests()
+                self._copies = None
+                end = 0
+            copy = stage.narrow(0, end, count).view(*source.shape)
+            if count:
+                copy.copy_(source)
+            if self._copies is not None:
+                self._copies[index] = copy
+            cut(index, copy)
+            self._under_way.append((index, array, end, end + count))
             end += count
-        if end > start:
-            source = (
-                chosen[group[0]] if len(group) == 1 else _together([chosen[at] for at in group])
-            )
-            stage.narrow(0, start, end - start).view(*source.shape).copy_(source)
-    sync()
-    for index, tensor, (start, count) in zip(indices, chosen, begins):
-        copy = stage.narrow(0, start, count).view(*tensor.shape)
-        call(index, copy, array[start : start + count])
 
-
-def digest(array: Any) -> bytes:
-    """16 bytes that stand for an array's elements."""
-    return bytes(xxhash.xxh3_128_digest(array))
+    def _read_alone(self, index: int, whole: Tensor) -> None:
+        self._copies = None
+        sync()
+        self._digests[index] = xxhash.xxh3_128_digest(whole.contiguous().numpy())

@@ -7,7 +7,6 @@ those that the placement leaves out; but for :func:`box` nothing is sent.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import oneflow as flow
@@ -147,10 +146,3 @@ def make_global(parameter: Tensor, value: Tensor, grad: Tensor | None) -> Tensor
         new.__dict__.update(parameter.__dict__)
     new.grad = grad
     return new
-
-
-@cache
-def item_size(dtype: Any) -> int:
-    """The bytes of one element."""
-    # OneFlow 0.9.0 does not know the size of this dtype of its own.
-    return 2 if dtype == flow.bfloat16 else int(dtype.bytes)

@@ -15,7 +15,7 @@ from typing import Any
 
 import oneflow as flow
 
-from .contents import BUFFER, copies, nbytes_of, sound
+from .contents import BUFFER, nbytes_of, sound
 from .convert import HALF, Tensor, cut, empty, from_component, holds_values
 from .ranks import recv, send, sync, this_rank
 from .rules import NdSbp
@@ -28,13 +28,15 @@ LARGE = 256 << 10
 class Delivery:
     """One tensor whose first rank's values are wanted by other ranks.
 
-    ``whole`` is this rank's local logical tensor; ``wanted`` the ranks that want their part.
+    ``whole`` is this rank's local logical tensor, ``copy`` one that can be cut if there is one
+    already; ``wanted`` are the ranks that want their part.
     """
 
     whole: Tensor
     spec: GlobalSpec
     sbp: NdSbp
     wanted: frozenset[int]
+    copy: Tensor = None
     made: Tensor = None
 
     @property
@@ -44,9 +46,11 @@ class Delivery:
     def shape_for(self, rank: int) -> Shape:
         return self.spec.component(self.logical, self.sbp, self.spec.positions[rank])
 
-    def part_for(self, rank: int, whole: Tensor) -> Tensor:
-        """What that rank is to have, of a ``whole`` that can be cut."""
-        part = cut(whole, self.spec, self.sbp, self.spec.positions[rank])
+    def part_for(self, rank: int) -> Tensor:
+        """What that rank is to have."""
+        if self.copy is None:
+            self.copy = sound(self.whole)
+        part = cut(self.copy, self.spec, self.sbp, self.spec.positions[rank])
         return part.to(_on_the_way(part))
 
 
@@ -54,6 +58,8 @@ def deliver(deliveries: Sequence[Delivery], alive: Callable[[], None]) -> None:
     """Send and receive; ``alive`` is called each time that others have answered."""
     for window in _windows(deliveries):
         _Window(window).carry()
+        for one in window:
+            one.copy = None
         # Nothing of this waits; without an end to it all of it could lie in memory at once.
         if len(window) < len(deliveries):
             sync()
@@ -82,7 +88,6 @@ class _Window:
     def __init__(self, deliveries: Sequence[Delivery]) -> None:
         self._deliveries = deliveries
         self._small: dict[tuple[int, int, str], list[tuple[Delivery, int]]] = {}
-        self._wholes: dict[int, Tensor] = {}  # that can be cut, by the id of the delivery
 
     def carry(self) -> None:
         me = this_rank()
@@ -90,7 +95,6 @@ class _Window:
             for rank in one.spec.members:
                 if rank in one.wanted and me in (rank, one.spec.first):
                     self._take(one, rank)
-        self._copy_wholes()
         for key in sorted(self._small):
             (self._receive if key[1] == me else self._send)(key[:2], self._small[key])
 
@@ -111,10 +115,7 @@ class _Window:
 
     def _carry_large(self, one: Delivery, rank: int, dtype: Any) -> None:
         if this_rank() != rank:
-            whole = self._wholes.setdefault(id(one), None)
-            if whole is None:
-                whole = self._wholes[id(one)] = sound(one.whole)
-            send(one.part_for(rank, whole).contiguous(), rank)
+            send(one.part_for(rank).contiguous(), rank)
             return
         one.made, component = empty(one.logical, one.whole.dtype, one.spec, one.sbp)
         device = _here(one.whole)
@@ -125,24 +126,9 @@ class _Window:
             recv(one.spec.first, out)
             component.copy_(out.to(component.dtype))
 
-    def _copy_wholes(self) -> None:
-        mine = {
-            id(one): one
-            for (source, _, _), parts in self._small.items()
-            if source == this_rank()
-            for one, _ in parts
-            if id(one) not in self._wholes
-        }
-        ones = list(mine.values())
-
-        def call(index: int, copy: Tensor, _: Any) -> None:
-            self._wholes[id(ones[index])] = copy  # a view, which keeps what it is a view of
-
-        copies([one.whole for one in ones], call)
-
     def _send(self, way: tuple[int, int], parts: list[tuple[Delivery, int]]) -> None:
         rank = way[1]
-        pieces = [one.part_for(rank, self._wholes[id(one)]).reshape(count) for one, count in parts]
+        pieces = [one.part_for(rank).reshape(count) for one, count in parts]
         send(flow.cat(pieces, dim=0) if len(pieces) > 1 else pieces[0].contiguous(), rank)
 
     def _receive(self, way: tuple[int, int], parts: list[tuple[Delivery, int]]) -> None:

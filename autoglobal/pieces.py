@@ -6,8 +6,8 @@ from functools import cache, lru_cache
 from typing import Any, Literal
 
 from .agree import Line
-from .contents import SMALL
-from .convert import Tensor, box, cut, empty, from_component, from_whole, is_cut, item_size
+from .contents import SMALL, nbytes_of
+from .convert import Tensor, box, cut, empty, from_component, from_whole, is_cut
 from .rules import BROADCAST, PARTIAL_SUM, NdSbp, show_sbp, split_axis
 from .spec import GlobalSpec, Shape
 
@@ -17,13 +17,10 @@ Way = Literal["copy", "own", "global", "fresh"]
 
 
 class Piece:
-    """A tensor to be made global; ``path`` names it, ``kind`` says what it is.
-
-    ``mine``: its memory may become the component's, as ``Tensor.to_global`` does by itself.
-    """
+    """A tensor to be made global; ``path`` names it, ``kind`` says what it is."""
 
     __slots__ = (
-        *("digest", "kind", "logical", "made", "mine", "part", "path", "sbp", "shape", "spec"),
+        *("digest", "kind", "logical", "made", "part", "path", "sbp", "shape", "spec"),
         *("tensor", "way"),
     )
 
@@ -34,9 +31,7 @@ class Piece:
         tensor: Tensor,
         spec: GlobalSpec,
         sbp: NdSbp,
-        mine: bool = False,
     ) -> None:
-        self.mine = mine
         self.path = path
         self.kind = kind
         self.tensor = tensor
@@ -58,7 +53,7 @@ class Piece:
 
     @property
     def nbytes(self) -> int:
-        return int(self.tensor.numel()) * item_size(self.tensor.dtype)
+        return nbytes_of(self.tensor)
 
     @property
     def is_compared(self) -> bool:
@@ -72,20 +67,23 @@ class Piece:
 
     def line(self) -> Line:
         """What all ranks have to say alike."""
+        shape: object = self.shape
+        if self.way == "own":  # components may be longer on some ranks, along a split axis
+            axes = {split_axis(one) for one in self.sbp}
+            shape = tuple("any" if axis in axes else size for axis, size in enumerate(self.shape))
+        return Line(self.path, f"{self.kind} {self.path}, shape {shape}, {self._rest()}")
+
+    def shown(self) -> str:
+        """The same, for people."""
+        return f"{self.kind} {self.path}, shape {self.shape}, {self._rest()}"
+
+    def _rest(self) -> str:
         tensor = self.tensor
         if self.way == "global":
             where = f"{_show(tensor.sbp)} on {tensor.placement}"
         else:
             where = tensor.device.type + ", not initialised yet" * (self.way == "fresh")
-        grad = ", requires_grad" if tensor.requires_grad else ""
-        rest = f"{_name(tensor.dtype)}, {where}{grad}, to be {_show(self.sbp)}"
-        shown = f"{self.kind} {self.path}, shape {self.shape}, {rest}"
-        if self.way != "own":
-            return Line(self.path, shown)
-        # Components may be longer on some ranks, along a split axis.
-        axes = {split_axis(one) for one in self.sbp}
-        shape = tuple("any" if axis in axes else size for axis, size in enumerate(self.shape))
-        return Line(self.path, f"{self.kind} {self.path}, shape {shape}, {rest}", shown)
+        return _rest(tensor.dtype, where, tensor.requires_grad, self.sbp)
 
     def cut_from(self, copy: Tensor) -> None:
         """Take this rank's part out of a copy that does not last, unless it is large.
@@ -112,12 +110,13 @@ class Piece:
             return from_component(self.part, self.logical, spec, sbp, copy=False)
         if self.way == "copy":
             return from_whole(tensor, spec, sbp)
-        return from_component(tensor, self.logical, spec, sbp, copy=not self.mine)
+        return from_component(tensor, self.logical, spec, sbp)
 
 
-@cache
-def _name(dtype: Any) -> str:
-    return str(dtype)
+@lru_cache(maxsize=1024)
+def _rest(dtype: Any, where: str, requires_grad: bool, sbp: NdSbp) -> str:
+    grad = ", requires_grad" if requires_grad else ""
+    return f"{dtype}, {where}{grad}, to be {_show(sbp)}"
 
 
 @cache

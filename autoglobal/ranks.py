@@ -1,7 +1,8 @@
 """What the ranks tell each other; the only file that sends anything of its own.
 
-Rank 0 hears every rank and answers: two small messages for each, so that a rank which is missing
-can be named. All ranks of the program have to call these functions, in the same order.
+Two ranks tell each other at once. Of more, rank 0 hears every rank and answers: two small messages
+for each, so that a rank which is missing can be named. All ranks of the program have to call these
+functions, in the same order.
 
 Every wait here is for OneFlow's ``eager.Sync``, which sleeps. ``Tensor.numpy`` spins on a core
 instead, which on a busy machine takes that core from the very rank that is waited for.
@@ -67,8 +68,8 @@ def recv(rank: int, out: Tensor) -> None:
 class _Box:
     """A short message: a local tensor, and a view of its memory."""
 
-    def __init__(self) -> None:
-        self.tensor = host_buffer(WORDS, flow.int64)
+    def __init__(self, words: int = WORDS) -> None:
+        self.tensor = host_buffer(words, flow.int64)
         self.view = self.tensor.numpy()
         self.view[:] = 0
 
@@ -80,6 +81,7 @@ class _Table:
         self.heard = [_Box() for _ in range(world_size())] if this_rank() == 0 else []
         self.mine = _Box()
         self.answer = _Box()
+        self.both = _Box(2 * WORDS)
 
 
 _table = cache(_Table)
@@ -87,6 +89,8 @@ _table = cache(_Table)
 
 def awaited() -> str:
     """For whom this rank waits in :func:`vote` or :func:`consult`."""
+    if world_size() == 2:
+        return f"rank {1 - this_rank()}"
     if this_rank() != 0:
         return "rank 0, which hears every rank in turn and whose own stderr names who is missing"
     missing = [k for k, box in enumerate(_table().heard) if k and box.view[0] == _MISSING]
@@ -97,10 +101,18 @@ def awaited() -> str:
 
 
 def vote(words: Words, decide: Callable[[list[list[int]]], Words]) -> list[int]:
-    """Each rank says up to :data:`WORDS` numbers, and rank 0 decides on up to as many."""
+    """Each rank says up to :data:`WORDS` numbers, and ``decide`` makes up to as many of them.
+
+    It is called on rank 0, and perhaps on all ranks.
+    """
     if world_size() == 1:
         return list(decide([list(words)]))
     table = _table()
+    if world_size() == 2:
+        table.mine.view[: len(words)] = words
+        flow.comm.all_gather_into_tensor(table.both.tensor, table.mine.tensor)
+        sync()
+        return list(decide(table.both.view.reshape(2, WORDS).tolist()))
     # What was sent from these boxes before has gone: each vote ends in a sync, or begins with one.
     if this_rank() == 0:
         for rank, box in enumerate(table.heard):
@@ -132,7 +144,7 @@ def consult(data: bytes, decide: Callable[[list[bytes]], bytes]) -> bytes:
     sizes: list[int] = []
 
     def note(rows: list[list[int]]) -> Words:
-        sizes.extend(row[0] for row in rows)
+        sizes[:] = [row[0] for row in rows]
         return [0]
 
     vote([len(data)], note)

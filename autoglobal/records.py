@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from .convert import item_size
+from .contents import item_size
 from .items import Item
 from .rules import NdSbp
 from .spec import GlobalSpec, Kind, Shape

@@ -1,4 +1,4 @@
-"""``global_scope``, ``local_scope`` and ``current_scope``."""
+"""``global_scope`` and ``current_scope``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from . import hook
 from .advice import add_advice
 from .apply import is_pending
 from .block import Block
-from .frames import Frame, innermost, open_frames
+from .frames import Frame, innermost
 from .records import Record
 from .registry import Module, slot_of
 from .rules import show_sbp
@@ -93,56 +93,6 @@ class _SessionHandler:
         if slot is None:
             return forward()
         return self.session.assign(forward, module, slot, name, value)
-
-
-class local_scope(Block):
-    """Inside this block nothing is converted, whatever scope or decorated class is around it.
-
-    ::
-
-        import oneflow as flow
-        from oneflow import nn
-        from autoglobal import global_scope, local_scope
-
-        model = nn.Linear(4, 4)
-        with global_scope(flow.placement("cpu", ranks=[0]), flow.sbp.broadcast):
-            with local_scope():
-                model.teacher = nn.Linear(4, 4)
-            model.head = nn.Linear(4, 4)
-        assert model.teacher.weight.is_local and model.head.weight.is_global
-
-    A context manager and a decorator for functions, as :class:`autoglobal.global_scope` is; a
-    scope that is opened inside it converts again.
-
-    Raises:
-        AutoglobalError: closed out of order or twice.
-        SpecTypeError: used as a decorator on a class.
-    """
-
-    def new_frame(self) -> Frame:
-        around = [frame for frame in open_frames() if isinstance(frame, ActiveScope)]
-        waiting = [frame for frame in around if frame.spec.when == "exit"]
-        return _Forgetting(self, waiting) if waiting else Frame(self)
-
-    def __repr__(self) -> str:
-        return "local_scope()"
-
-
-class _Forgetting(Frame):
-    """A local frame inside scopes that convert at their end: what is assigned is not theirs."""
-
-    def __init__(self, opened_by: object, waiting: list[ActiveScope]) -> None:
-        super().__init__(opened_by)
-        self._waiting = waiting
-        self.handler = self
-
-    def on_assign(
-        self, forward: hook.Forward, module: Module, via: str, name: Any, value: Any
-    ) -> Any:
-        result = forward()
-        for scope in self._waiting:
-            scope.forget(module, name)
-        return result
 
 
 def current_scope() -> ActiveScope | None:

@@ -7,6 +7,7 @@ started by the first wait, sleeps while nothing is converted, and leaves after a
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import threading
@@ -87,6 +88,7 @@ class Wait:
 _current: Wait | None = None
 _thread: threading.Thread | None = None
 _lock = threading.Lock()
+_done = threading.Event()
 
 
 def _start() -> None:
@@ -101,7 +103,8 @@ def _watch() -> None:
     global _thread
     idle = 0
     while True:
-        time.sleep(_NAP)
+        if _done.wait(_NAP):
+            return
         wait = _current
         if wait is not None:
             idle = 0
@@ -126,9 +129,19 @@ def _end(wait: Wait) -> None:
         os._exit(EXIT_CODE)
 
 
+def _stop() -> None:
+    # The end of the interpreter was seen to last until this thread had left by itself.
+    _done.set()
+    if _thread is not None:
+        _thread.join()
+
+
+atexit.register(_stop)
+
+
 def _after_fork_in_child() -> None:
-    global _current, _thread, _lock
-    _current, _thread, _lock = None, None, threading.Lock()
+    global _current, _thread, _lock, _done
+    _current, _thread, _lock, _done = None, None, threading.Lock(), threading.Event()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

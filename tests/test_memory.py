@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from autoglobal import contents
 from tools.launch import launch
 
 # Started by the one-rank run, since the program starts ranks of its own.
 pytestmark = pytest.mark.ranks(1)
 
 PROGRAM = Path(__file__).with_name("memory_program.py")
-RANKS, MODEL, LARGEST, BUFFER = 2, 64, 8, 16  # MiB
+RANKS, MODEL, LARGEST = 2, 64, 8  # MiB
+BUFFER = contents.BUFFER >> 20
 SHARDS = MODEL // RANKS
 IN_A_SCOPE = SHARDS + 2 * LARGEST + BUFFER
 # What the allocator and the small objects take: 64 MiB of Parameters were measured to take 42 in

@@ -38,7 +38,8 @@ def launch(
             [
                 *(sys.executable, "-m", "oneflow.distributed.launch"),
                 *("--nproc_per_node", str(ranks), "--master_port", str(_free_port())),
-                *("--redirect_stdout_and_stderr", "--logdir", logs, *argv),
+                *("--redirect_stdout_and_stderr", "--logdir", logs),
+                *(str(Path(__file__).with_name("late.py")), *argv),
             ],
             env=_environment(limit),
             stdout=subprocess.DEVNULL,
