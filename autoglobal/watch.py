@@ -102,22 +102,22 @@ def _start() -> None:
 def _watch() -> None:
     global _thread
     idle = 0
-    while True:
-        if _done.wait(_NAP):
-            return
-        wait = _current
-        if wait is not None:
-            idle = 0
-            if wait.is_over():
-                _end(wait)
-            continue
-        idle += 1
+    while not _done.wait(_NAP):
+        idle = 0 if _looked_at_one() else idle + 1
         if idle > _IDLE_NAPS:
             me, _thread = _thread, None
             # A wait that began just now may have seen this thread still there.
             if _current is None or _thread is not None:
                 return
             _thread, idle = me, 0
+
+
+def _looked_at_one() -> bool:
+    # A function of its own, so that no wait, and no tensor that it knows, is held in between.
+    wait = _current
+    if wait is not None and wait.is_over():
+        _end(wait)
+    return wait is not None
 
 
 def _end(wait: Wait) -> None:
@@ -130,7 +130,7 @@ def _end(wait: Wait) -> None:
 
 
 def _stop() -> None:
-    # The end of the interpreter was seen to last until this thread had left by itself.
+    # No thread of ours is to be left while OneFlow takes itself down.
     _done.set()
     if _thread is not None:
         _thread.join()
