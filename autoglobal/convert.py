@@ -61,7 +61,18 @@ def from_whole(whole: Tensor, spec: GlobalSpec, sbp: NdSbp) -> Tensor:
     if is_cut(spec, sbp):
         assert spec.position is not None
         part = cut(sound(whole), spec, sbp, spec.position)
-    return from_component(part, tuple(whole.shape), spec, sbp)
+    return from_part(part, tuple(whole.shape), spec, sbp)
+
+
+def from_part(
+    part: Tensor, logical: Shape, spec: GlobalSpec, sbp: NdSbp, copy: bool = True
+) -> Tensor:
+    """The same, of what :func:`cut` gives: in a partial sum only the first rank has values."""
+    if spec.position is None or holds_values(sbp, spec.position):
+        return from_component(part, logical, spec, sbp, copy)
+    made, here = empty(logical, part.dtype, spec, sbp)
+    here.zero_()
+    return made
 
 
 def from_component(
@@ -75,10 +86,7 @@ def from_component(
         return claim(component, spec, sbp, copy)
     made, here = empty(logical, component.dtype, spec, sbp)
     if spec.position is not None:
-        if holds_values(sbp, spec.position):
-            here.copy_(component.detach())
-        else:
-            here.zero_()
+        here.copy_(component.detach())
     return made
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from .agree import Line
 from .contents import SMALL, nbytes_of
-from .convert import Tensor, box, cut, empty, from_component, from_whole, is_cut
+from .convert import Tensor, box, cut, empty, from_component, from_part, from_whole, is_cut
 from .rules import BROADCAST, PARTIAL_SUM, NdSbp, show_sbp, split_axis
 from .spec import GlobalSpec, Shape
 
@@ -107,7 +107,7 @@ class Piece:
             # Without its check OneFlow takes the components to be of one shape.
             return box(tensor, spec, sbp, check_meta=not _are_alike(self.logical, spec, sbp))
         if self.part is not None:
-            return from_component(self.part, self.logical, spec, sbp, copy=False)
+            return from_part(self.part, self.logical, spec, sbp, copy=False)
         if self.way == "copy":
             return from_whole(tensor, spec, sbp)
         return from_component(tensor, self.logical, spec, sbp)
