@@ -67,7 +67,7 @@ def agree(event: Event) -> Agreed:
     text = "\n".join([event.kind, *(f"{line.path}\t{line.text}" for line in _counting(event))])
     words = [
         _KINDS.index(event.kind) + 1,
-        *_halves(xxhash.xxh3_128_digest(text.encode())),
+        *_halves(xxhash.xxh3_128_digest(text.encode(errors="surrogatepass"))),
         *_halves(event.contents),
         *_halves(event.shapes),
     ]

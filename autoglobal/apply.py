@@ -96,8 +96,12 @@ class Work:
             meets = False
         buffers = [job for job in jobs if job.is_buffer]
         digested = [job.piece for job in buffers if job.piece is not None]
+        for job in buffers:
+            if job.piece is not None and self._memo.known(job.item.tensor):
+                job.piece.kind = "buffer, as registered before,"
         settle(pieces, event if meets else None, digested)
-        self._find_kept(buffers, meets)
+        with event.wait():
+            self._find_kept(buffers, meets)
         todo: Iterable[Piece] = pieces
         if progress and this_rank() == 0:
             todo = tqdm(pieces, "local to global")

@@ -50,7 +50,8 @@ def _meet(pieces: Sequence[Piece], event: Event, digested: Sequence[Piece]) -> N
         event.shapes = xxhash.xxh3_128_digest(repr([piece.shape for piece in own]).encode())
     reading.finish()
     if counting:
-        event.contents = xxhash.xxh3_128_digest(b"".join(map(_told, counting)))
+        # With a place for those that do not count here: two ranks may count others each.
+        event.contents = xxhash.xxh3_128_digest(b"".join(map(_told, compared)))
     agreed = agree(event)
     with event.wait() as wait:
         if agreed.shapes_differ:
@@ -102,7 +103,8 @@ def _in_host_memory(piece: Piece) -> bool:
 
 
 def _told(piece: Piece) -> bytes:
-    return NO_SAY if piece.digest is None else piece.digest
+    counts = piece.digest is not None and piece.spec.position is not None
+    return piece.digest or NO_SAY if counts else NO_SAY
 
 
 def _wanted(compared: Sequence[Piece], differ: bool) -> list[frozenset[int]]:

@@ -41,13 +41,24 @@ def sound(local: Tensor) -> Tensor:
     a further view of that begins at the start of the storage, with other numbers and no error.
     Copying it is right.
     """
-    source = local.detach()
+    source = at_home(local.detach())
     if nbytes_of(source) <= SMALL or source.device.type != "cpu" or source.dtype == flow.bfloat16:
         return source.clone()
     sync()  # numpy() spins on a core while it waits
-    first = source.narrow(0, 0, 1)
-    lies_at_start = source.numpy().ctypes.data == first.numpy().ctypes.data
-    return source if lies_at_start else source.clone()
+    whole, first = source.numpy(), source.narrow(0, 0, 1).numpy()
+    return source if whole.ctypes.data == first.ctypes.data else source.clone()
+
+
+def at_home(local: Tensor) -> Tensor:
+    """The tensor, or a copy of it, on this rank's own device if that is the host.
+
+    ``flow.empty`` puts its tensor on ``cpu:0`` on every rank. To and from there OneFlow 0.9.0
+    copies by way of numpy, which has no bfloat16, and where no memory is shared.
+    """
+    device = local.device
+    if device.type != "cpu" or device.index == flow.env.get_local_rank():
+        return local
+    return local.to(flow.device("cpu", flow.env.get_local_rank()))
 
 
 Cut = Callable[[int, Tensor], None]
@@ -112,7 +123,7 @@ class Reading:
         stage, array = _stage(dtype, min(total, room))
         end = 0
         for index, count in counts:
-            source = self._tensors[index].detach()
+            source = at_home(self._tensors[index].detach())
             if count > len(array):
                 whole = sound(source).to(dtype)
                 cut(index, whole)

@@ -12,7 +12,7 @@ from typing import Any
 import oneflow as flow
 from oneflow import nn
 
-from .contents import sound
+from .contents import at_home, sound
 from .ranks import world_size
 from .rules import PARTIAL_SUM, NdSbp, split_axis
 from .spec import GlobalSpec, Shape
@@ -86,7 +86,7 @@ def from_component(
         return claim(component, spec, sbp, copy)
     made, here = empty(logical, component.dtype, spec, sbp)
     if spec.position is not None:
-        here.copy_(component.detach())
+        here.copy_(at_home(component.detach()))
     return made
 
 

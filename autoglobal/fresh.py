@@ -7,6 +7,7 @@ layers of which every assignment is of that kind, and whose own ``reset_paramete
 
 from __future__ import annotations
 
+import sys
 from types import CodeType, FrameType
 from typing import Any
 
@@ -23,18 +24,25 @@ _LAYERS: tuple[Any, ...] = (
 _INITIALISERS = ("kaiming_uniform_", "uniform_", "normal_", "ones_", "zeros_")
 
 
+def _is_from(file: str | None, function: Any) -> bool:
+    # Not where another library has replaced it before, or wrapped it.
+    code = getattr(function, "__code__", None)
+    return code is not None and code.co_filename == file
+
+
 def _constructors() -> dict[CodeType, Any]:
     known = {}
     for kind in _LAYERS:
+        file = sys.modules[kind.__module__].__file__
         constructor, reset = vars(kind).get("__init__"), vars(kind).get("reset_parameters")
-        # Not where another library has replaced one of them before.
-        if all(getattr(one, "__module__", None) == kind.__module__ for one in (constructor, reset)):
+        if _is_from(file, constructor) and _is_from(file, reset):
             known[constructor.__code__] = (kind, reset)
     return known
 
 
-_known = _constructors()
 _initialisers = [(name, getattr(nn.init, name, None)) for name in _INITIALISERS]
+_originals = all(_is_from(nn.init.__file__, function) for _, function in _initialisers)
+_known = _constructors() if _originals else {}
 
 
 def is_fresh(module: Module, name: str, frame: FrameType) -> bool:
@@ -49,6 +57,8 @@ def is_fresh(module: Module, name: str, frame: FrameType) -> bool:
         # Who replaces one of these, often to save time before a checkpoint is loaded, may fill
         # nothing, and would find other numbers on each rank.
         and type(module).reset_parameters is reset
+        and "reset_parameters" not in vars(module)
+        and not any("__getattribute__" in vars(one) for one in type(module).__mro__[:-1])
         and all(getattr(flow.nn.init, one, None) is its for one, its in _initialisers)
         and frame.f_locals.get("_weight") is None  # an Embedding's, which holds values
     )

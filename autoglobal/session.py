@@ -13,7 +13,6 @@ from .apply import Work, is_pending, pending
 from .assigned import Assigned
 from .convert import Tensor
 from .errors import (
-    ConversionError,
     DivergenceError,
     LateRuleWarning,
     TiedRulesWarning,
@@ -40,6 +39,9 @@ class Session:
         self._conflicts: list[str] = []
         self._late: dict[str, str] = {}
         self._assigned = Assigned()  # with when="exit"
+        self._parted = False  # the ranks have met for the last time in this one
+        self._tells = False  # inside of telling()
+        self._oneflows: BaseException | None = None  # an error of OneFlow's own, meanwhile
 
     def assign(
         self, forward: Callable[[], Any], module: Module, slot: Slot, name: str, value: Any
@@ -76,6 +78,10 @@ class Session:
         token = pending.set((module, name, value))
         try:
             result = forward()
+        except Exception as error:
+            if self._tells:
+                self._oneflows = error
+            raise
         finally:
             pending.reset(token)
         if before is None:
@@ -135,7 +141,11 @@ class Session:
     def _apply(
         self, plan: Plan, kind: str, title: Line, progress: bool = False, fresh: bool = False
     ) -> None:
-        self._work.carry_out(plan, Event(kind, title, self.spec.timeout), progress, fresh)
+        try:
+            self._work.carry_out(plan, Event(kind, title, self.spec.timeout), progress, fresh)
+        except DivergenceError:
+            self._parted = True
+            raise
         self._conflicts += plan.conflicts
 
     @property
@@ -169,28 +179,30 @@ class Session:
     def left(self, error: BaseException) -> None:
         """It was left by an exception, which goes on."""
         # Where a generator is closed, or a program interrupted, the others may not come.
-        if not isinstance(error, (GeneratorExit, KeyboardInterrupt)) and not _is_told(error):
-            _tell(error)
+        if not isinstance(error, (GeneratorExit, KeyboardInterrupt)):
             with suppress(DivergenceError):
                 self._meet("left", f"left the scope by {_say(error)}")
 
     @contextmanager
     def telling(self, what: str) -> Iterator[None]:
-        """A block whose refusals the other ranks are told at once, since no scope's end will.
+        """A block whose exceptions the other ranks are told at once, since no scope's end will.
 
         OneFlow's own errors are nobody else's.
         """
+        self._tells = True
         try:
             yield
-        except ConversionError as error:
-            if not _is_told(error):
-                _tell(error)
+        except Exception as error:
+            if error is not self._oneflows:
                 with suppress(DivergenceError):
                     self._meet("refused", f"{what} was refused by {_say(error)}")
             raise
+        finally:
+            self._tells, self._oneflows = False, None
 
     def _meet(self, kind: str, text: str) -> None:
-        if self.spec.check and can_meet():
+        if self.spec.check and not self._parted and can_meet():
+            self._parted = True
             agree(Event(kind, Line("", text), self.spec.timeout))
 
     def close(self) -> None:
@@ -205,16 +217,3 @@ def _say(error: BaseException) -> str:
     except Exception:  # it is the user's, and may be broken
         text = "(its text cannot be shown)"
     return f"{type(error).__name__}: {text}"
-
-
-def _tell(error: BaseException) -> None:
-    vars(error)["_autoglobal_told"] = True
-
-
-def _is_told(error: BaseException | None) -> bool:
-    """Whether the other ranks know of it, or of what it came from."""
-    while error is not None:
-        if isinstance(error, DivergenceError) or "_autoglobal_told" in vars(error):
-            return True
-        error = error.__cause__ or error.__context__
-    return False

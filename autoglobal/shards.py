@@ -23,7 +23,7 @@ def fit_together(pieces: Sequence[Piece]) -> None:
             shapes = {rank: everybodys[rank][at] for rank in piece.spec.members}
             logical = _sum(piece, shapes)
             for rank, shape in shapes.items():
-                if shape != _component(piece, logical, rank):
+                if shape != _component(piece, logical, rank) or (0 in shape and 0 not in logical):
                     return json.dumps([at, rank, shape, logical]).encode()
             found.append(logical)
         return json.dumps(found).encode()
@@ -32,11 +32,12 @@ def fit_together(pieces: Sequence[Piece]) -> None:
     if answer and isinstance(answer[0], int):
         at, rank, shape, logical = answer
         piece = pieces[at]
+        other = f"; rank {rank}: shape {tuple(shape)}" * (rank != this_rank())
         raise DivergenceError(
             f"{piece.path}: the ranks' components are not those of one split. This rank (rank "
-            f"{this_rank()}): {piece.kind} of shape {piece.shape}; rank {rank}: shape "
-            f"{tuple(shape)}. Expected there: {_component(piece, tuple(logical), rank)}, as "
-            f"OneFlow splits {tuple(logical)}. Write source='full' where each rank has the whole"
+            f"{this_rank()}): {piece.kind} of shape {piece.shape}{other}. Expected on rank {rank}: "
+            f"{_component(piece, tuple(logical), rank)}, as OneFlow splits {tuple(logical)}, and "
+            "none of them empty. Write source='full' where each rank has the whole"
         )
     for piece, logical in zip(pieces, answer):
         piece.logical = tuple(logical)
