@@ -53,7 +53,7 @@ class Session:
         is as it was before.
         """
         if is_pending(module, name, value):
-            return forward()
+            return self._by_oneflow(forward)
         if self.spec.when == "exit":
             goes_on = id(value) in self._not_existing(module, slot, name, value)
             result = forward()
@@ -77,11 +77,7 @@ class Session:
         fresh = slot == "parameter" and can_meet() and is_fresh(module, name, sys._getframe(3))
         token = pending.set((module, name, value))
         try:
-            result = forward()
-        except Exception as error:
-            if self._tells:
-                self._oneflows = error
-            raise
+            result = self._by_oneflow(forward)
         finally:
             pending.reset(token)
         if before is None:
@@ -95,6 +91,14 @@ class Session:
             before.restore()
             raise
         return result
+
+    def _by_oneflow(self, forward: Callable[[], Any]) -> Any:
+        try:
+            return forward()
+        except Exception as error:
+            if self._tells:
+                self._oneflows = error
+            raise
 
     def _not_existing(self, module: Module, slot: Slot, name: str, value: Any) -> Iterable[int]:
         """The ids of global tensors that are no find for ``existing="error"``."""
