@@ -44,8 +44,8 @@ class Event:
     contents: bytes = NO_SAY
     shapes: bytes = NO_SAY
 
-    def wait(self, whom: Callable[[], str] = awaited) -> Wait:
-        return Wait(limit_of(self.timeout), self._what, whom)
+    def wait(self) -> Wait:
+        return Wait(limit_of(self.timeout), self._what, awaited)
 
     def _what(self) -> str:
         return f"rank {this_rank()}, {self.title.text}"

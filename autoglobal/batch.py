@@ -103,8 +103,9 @@ def _in_host_memory(piece: Piece) -> bool:
 
 
 def _told(piece: Piece) -> bytes:
-    counts = piece.digest is not None and piece.spec.position is not None
-    return piece.digest or NO_SAY if counts else NO_SAY
+    if piece.digest is None or piece.spec.position is None:
+        return NO_SAY
+    return piece.digest
 
 
 def _wanted(compared: Sequence[Piece], differ: bool) -> list[frozenset[int]]:

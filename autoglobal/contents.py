@@ -13,7 +13,7 @@ from typing import Any
 import oneflow as flow
 import xxhash
 
-from .ranks import host_buffer, sync
+from .ranks import host, host_buffer, sync
 
 Tensor = Any  # oneflow.Tensor; OneFlow ships no types
 
@@ -58,7 +58,7 @@ def at_home(local: Tensor) -> Tensor:
     device = local.device
     if device.type != "cpu" or device.index == flow.env.get_local_rank():
         return local
-    return local.to(flow.device("cpu", flow.env.get_local_rank()))
+    return local.to(host())
 
 
 Cut = Callable[[int, Tensor], None]

@@ -15,9 +15,9 @@ from typing import Any
 
 import oneflow as flow
 
-from .contents import BUFFER, nbytes_of, sound
+from .contents import BUFFER, item_size, nbytes_of, sound
 from .convert import HALF, Tensor, cut, empty, from_component, holds_values
-from .ranks import recv, send, sync, this_rank
+from .ranks import host, recv, send, sync, this_rank
 from .rules import NdSbp
 from .spec import GlobalSpec, Shape
 
@@ -106,7 +106,7 @@ class _Window:
             return
         count = math.prod(one.shape_for(rank))
         dtype = _on_the_way(one.whole)
-        if count * 8 > LARGE and nbytes_of(one.whole) * count // max(1, one.whole.numel()) > LARGE:
+        if count * item_size(one.whole.dtype) > LARGE:
             self._carry_large(one, rank, dtype)
         elif count:
             self._small.setdefault((one.spec.first, rank, str(dtype)), []).append((one, count))
@@ -146,6 +146,4 @@ class _Window:
 
 def _here(tensor: Tensor) -> Any:
     # flow.empty puts a tensor on cpu:0 on every rank, where OneFlow refuses to receive.
-    device = tensor.device
-    index = flow.env.get_local_rank() if device.type == "cpu" else device.index
-    return flow.device(device.type, index)
+    return host() if tensor.device.type == "cpu" else tensor.device

@@ -50,11 +50,16 @@ def can_meet() -> bool:
     )
 
 
+def host() -> Any:
+    """The device on which this rank's own tensors are in host memory."""
+    return flow.device("cpu", flow.env.get_local_rank())
+
+
 def host_buffer(count: int, dtype: Any) -> Tensor:
     """A local tensor that messages can be sent from and received into, not yet filled."""
     # flow.empty puts a tensor on cpu:0 on every rank unless told otherwise, where OneFlow refuses
     # to receive; flow.zeros makes an nn.Module for it, which a scope's hook would see.
-    return flow.empty((count,), dtype=dtype, device=flow.device("cpu", flow.env.get_local_rank()))
+    return flow.empty((count,), dtype=dtype, device=host())
 
 
 def send(tensor: Tensor, rank: int) -> None:

@@ -72,9 +72,12 @@ class Session:
         self._used |= plan.used
         self._late.update(plan.late)
         label = join(root, name)
-        before = Before(module, name) if plan.is_due else None
-        # The hook's caller, if nobody stands between.
-        fresh = slot == "parameter" and can_meet() and is_fresh(module, name, sys._getframe(3))
+        before, fresh = None, False
+        if plan.is_due:
+            before = Before(module, name)
+            if slot == "parameter" and can_meet():
+                # The hook's caller, if nobody stands between.
+                fresh = is_fresh(module, name, sys._getframe(3))
         token = pending.set((module, name, value))
         try:
             result = self._by_oneflow(forward)
