@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -40,7 +41,7 @@ class Event:
     timeout: float
     lines: list[Line] = field(default_factory=list)
     shown: Callable[[], list[str]] | None = None
-    options: list[Line] = field(default_factory=list)
+    options: list[str] = field(default_factory=list)
     contents: bytes = NO_SAY
     shapes: bytes = NO_SAY
 
@@ -52,7 +53,15 @@ class Event:
 
     def parts(self) -> list[list[Line]]:
         """In the order in which a difference is looked for."""
-        return [[self.title], self.options, self.lines]
+        return [[self.title], [Line("", text) for text in self.options], self.lines]
+
+    def digest(self) -> bytes:
+        """What stands for all that has to be alike."""
+        said = [self.kind]
+        # By which exception each rank leaves is its own affair, as long as all do.
+        if self.kind not in ("left", "refused"):
+            said += [*self.title, *self.options, *(line.text for line in self.lines)]
+        return xxhash.xxh3_128_digest("\n".join(said).encode(errors="surrogatepass"))
 
 
 class Agreed(NamedTuple):
@@ -64,32 +73,13 @@ class Agreed(NamedTuple):
 
 def agree(event: Event) -> Agreed:
     """Meet the other ranks, or raise :class:`DivergenceError` on all of them."""
-    text = "\n".join([event.kind, *(f"{line.path}\t{line.text}" for line in _counting(event))])
-    words = [
-        _KINDS.index(event.kind) + 1,
-        *_halves(xxhash.xxh3_128_digest(text.encode(errors="surrogatepass"))),
-        *_halves(event.contents),
-        *_halves(event.shapes),
-    ]
+    digests = event.digest() + event.contents + event.shapes
+    words = [_KINDS.index(event.kind) + 1, *struct.unpack("<6q", digests)]
     with event.wait():
         verdict, contents, shapes, *_ = vote(words, _judge)
         if verdict == _DIFFER:
             raise _divergence(event)
     return Agreed(bool(contents), bool(shapes))
-
-
-def _counting(event: Event) -> Sequence[Line]:
-    # By which exception each rank leaves is its own affair, as long as all do.
-    if event.kind in ("left", "refused"):
-        return ()
-    return [line for part in event.parts() for line in part]
-
-
-def _halves(digest: bytes) -> tuple[int, int]:
-    return (
-        int.from_bytes(digest[:8], "little", signed=True),
-        int.from_bytes(digest[8:], "little", signed=True),
-    )
 
 
 def _judge(rows: list[list[int]]) -> Words:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, Optional
 
 from oneflow import nn
@@ -99,15 +100,12 @@ class Work:
         for job in buffers:
             if job.piece is not None and self._memo.known(job.item.tensor):
                 job.piece.kind = "buffer, as registered before,"
-        settle(pieces, event if meets else None, digested)
-        with event.wait():
-            self._find_kept(buffers, meets)
-        todo: Iterable[Piece] = pieces
-        if progress and this_rank() == 0:
-            todo = tqdm(pieces, "local to global")
-        for piece in todo:
-            if piece.made is None:
-                piece.made = piece.make()
+        shown = progress and this_rank() == 0
+        passing = partial(tqdm, desc="local to global") if shown else iter
+        settle(pieces, event if meets else None, digested, passing)
+        if buffers:
+            with event.wait():
+                self._find_kept(buffers, meets)
         for job in jobs:
             self._put(job)
 

@@ -7,95 +7,105 @@ there the first rank's values are always sent.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import xxhash
 
-from .agree import NO_SAY, Event, Line, agree
-from .contents import Reading, Tensor, release
+from .agree import NO_SAY, Event, agree
+from .contents import BUFFER, Reading, release
 from .deliver import Delivery, deliver
 from .pieces import Piece
-from .ranks import can_meet, consult, sync, this_rank, world_size
+from .ranks import can_meet, consult, sync, world_size
 from .shards import fit_together
+from .watch import Wait
 
-_CHEAP = 1 << 20  # bytes; to send so few costs less than to ask which of them are wanted
 
-
-def settle(pieces: Sequence[Piece], event: Event | None, digested: Sequence[Piece] = ()) -> None:
-    """Agree on the pieces with the other ranks, and get what this rank lacks of them.
+def settle(
+    pieces: Sequence[Piece],
+    event: Event | None,
+    digested: Sequence[Piece] = (),
+    passing: Callable[[Sequence[Piece]], Iterable[Piece]] = iter,
+) -> None:
+    """Agree on the pieces with the other ranks, and make all of them.
 
     ``event`` is None where the ranks are trusted: then nothing is compared or sent. The pieces
-    that are ``digested`` have a digest afterwards, if they are in host memory.
+    that are ``digested`` have a digest afterwards, if they are in host memory. ``passing`` sees
+    the pieces pass as they are made.
     """
     try:
         if event is None or not can_meet():
             _Look(digested).finish()
-        else:
-            _meet(pieces, event, digested)
+            _make(passing(pieces))
+            return
+        compared = _look_at(pieces, event, digested)
+        with event.wait() as wait:
+            agreed = agree(event)
+            if agreed.shapes_differ:
+                fit_together([piece for piece in pieces if _is_own(piece)])
+            sent = _send(compared, agreed.contents_differ, wait)
+            _make(passing(pieces))
+            if sent and len(pieces) > 1:  # a single one may be under way: an event will follow it
+                sync()
     finally:
         release()
 
 
-def _meet(pieces: Sequence[Piece], event: Event, digested: Sequence[Piece]) -> None:
+def _look_at(pieces: Sequence[Piece], event: Event, digested: Sequence[Piece]) -> list[Piece]:
+    """Say in the event what this rank has; which of the pieces the ranks have to have alike."""
     compared = [piece for piece in pieces if piece.is_compared]
     counting = [piece for piece in compared if piece.spec.position is not None]
     reading = _Look([*counting, *digested])
     # What follows goes on while it is being copied.
-    own = [piece for piece in pieces if piece.way == "own" and piece.spec.check]
     event.lines = [piece.line() for piece in pieces]
     event.shown = lambda: [piece.shown() for piece in pieces]
     specs = {id(piece.spec): piece.spec for piece in pieces}
-    event.options = [Line("", text) for spec in specs.values() for text in spec.texts]
-    if own:
-        event.shapes = xxhash.xxh3_128_digest(repr([piece.shape for piece in own]).encode())
+    event.options = [text for spec in specs.values() for text in spec.texts]
+    shapes = [piece.shape for piece in pieces if _is_own(piece)]
+    if shapes:
+        event.shapes = xxhash.xxh3_128_digest(repr(shapes).encode())
     reading.finish()
     if counting:
         # With a place for those that do not count here: two ranks may count others each.
         event.contents = xxhash.xxh3_128_digest(b"".join(map(_told, compared)))
-    agreed = agree(event)
-    with event.wait() as wait:
-        if agreed.shapes_differ:
-            fit_together(own)
-        wanted = _wanted(compared, agreed.contents_differ)
-        sent = [(piece, ranks) for piece, ranks in zip(compared, wanted) if ranks]
-        if not sent:
-            return
-        sources = sorted({piece.spec.first for piece, _ in sent})
-        wait.whom = lambda: f"the values of rank {', '.join(map(str, sources))} to be passed on"
-        for piece, ranks in sent:
-            if this_rank() in ranks:
-                piece.part = None  # of this rank's own copy
-        copies = reading.copies
-        deliveries = [
-            Delivery(piece.tensor, piece.spec, piece.sbp, ranks, copies.get(id(piece)))
-            for piece, ranks in sent
-        ]
-        deliver(deliveries, wait.renew)
-        if len(pieces) > 1:  # a single one may be under way: another event will follow it
-            sync()
+    return compared
+
+
+def _is_own(piece: Piece) -> bool:
+    return piece.way == "own" and piece.spec.check
+
+
+def _send(compared: Sequence[Piece], differ: bool, wait: Wait) -> bool:
+    """Pass the first rank's values on to where they are wanted; whether any are."""
+    sent = [(piece, ranks) for piece, ranks in zip(compared, _wanted(compared, differ)) if ranks]
+    if not sent:
+        return False
+    sources = sorted({piece.spec.first for piece, _ in sent})
+    wait.whom = lambda: f"the values of rank {', '.join(map(str, sources))} to be passed on"
+    deliveries = [Delivery(piece.tensor, piece.spec, piece.sbp, ranks) for piece, ranks in sent]
+    deliver(deliveries, wait.renew)
     for (piece, _), delivery in zip(sent, deliveries):
         piece.made = delivery.made
+    return True
+
+
+def _make(pieces: Iterable[Piece]) -> None:
+    for piece in pieces:
+        if piece.made is None:
+            piece.made = piece.make()
 
 
 class _Look:
-    """The reading of pieces; this rank's parts are taken while they are at hand."""
+    """The reading of pieces."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
-        pieces = list({id(piece): piece for piece in pieces if _in_host_memory(piece)}.values())
-        self._pieces = pieces
-        self._reading = Reading(
-            [piece.tensor for piece in pieces], lambda index, copy: pieces[index].cut_from(copy)
+        self._pieces = list(
+            {id(piece): piece for piece in pieces if _in_host_memory(piece)}.values()
         )
+        self._reading = Reading([piece.tensor for piece in self._pieces])
 
     def finish(self) -> None:
         for piece, digest in zip(self._pieces, self._reading.digests()):
             piece.digest = digest
-
-    @property
-    def copies(self) -> dict[int, Tensor]:
-        """The copies of the pieces, by their ids, where they are still there."""
-        copies = self._reading.copies
-        return {} if copies is None else dict(zip(map(id, self._pieces), copies))
 
 
 def _in_host_memory(piece: Piece) -> bool:
@@ -116,7 +126,8 @@ def _wanted(compared: Sequence[Piece], differ: bool) -> list[frozenset[int]]:
             frozenset() if _in_host_memory(piece) else those
             for piece, those in zip(compared, others)
         ]
-    if len(compared) == 1 or sum(piece.nbytes for piece in compared) <= _CHEAP:
+    # To send so few costs less than to ask which of them are wanted.
+    if len(compared) == 1 or sum(piece.nbytes for piece in compared) <= BUFFER:
         return others
     size = (world_size() + 7) // 8
 

@@ -1,4 +1,4 @@
-"""Reading many tensors together: digests of what they hold, and copies that can be cut.
+"""Reading many tensors together: digests of what they hold, and copies of which views are right.
 
 The address of a tensor's memory is had by a wait that spins on a core. So tensors are copied side
 by side into a buffer whose address is known, and one wait that sleeps does for all of them.
@@ -6,20 +6,22 @@ by side into a buffer whose address is known, and one wait that sleeps does for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
+import numpy as np
 import oneflow as flow
 import xxhash
 
 from .ranks import host, host_buffer, sync
 
 Tensor = Any  # oneflow.Tensor; OneFlow ships no types
+Shape = tuple[int, ...]
 
 BUFFER = 8 << 20  # bytes of tensors that are read at a time, if not of one that is larger
 SMALL = 1 << 20  # bytes; to copy so few costs less than to ask where they lie
-_LARGEST = 16 << 20  # bytes; what is larger is read where it lies
 _KEPT = 1 << 20  # bytes of a buffer that stays until it is needed again
 
 
@@ -61,7 +63,17 @@ def at_home(local: Tensor) -> Tensor:
     return local.to(host())
 
 
-Cut = Callable[[int, Tensor], None]
+def stacked(tensors: Sequence[Tensor]) -> Tensor:
+    """Copies of local tensors of one shape and dtype, one behind the other along a new first axis.
+
+    Of the new tensor views can be taken.
+    """
+    shape = tuple(tensors[0].shape)
+    with flow.no_grad():
+        if shape == ():  # these OneFlow does not put together
+            return flow.cat([at_home(one.detach()).clone().view(1) for one in tensors])
+        return flow.cat([at_home(one) for one in tensors]).view(len(tensors), *shape)
+
 
 # A buffer for each dtype, and the array that is its memory.
 _stages: dict[Any, tuple[Tensor, Any]] = {}
@@ -83,24 +95,23 @@ def release() -> None:
 
 
 class Reading:
-    """Tensors in host memory that are being copied, and then read.
+    """Tensors in host memory that are being copied, and then read: :meth:`digests` waits for it."""
 
-    ``cut`` is called with the index of each and a copy of it that can be cut, in float32 for
-    bfloat16, as soon as that copy is under way. :meth:`digests` waits for them.
-    """
-
-    def __init__(self, tensors: Sequence[Tensor], cut: Cut) -> None:
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tensors
         self._digests = [b""] * len(tensors)
-        self._copies: list[Tensor] | None = [None] * len(tensors)
         self._under_way: list[tuple[int, Any, int, int]] = []  # index, and where in which array
-        counted: dict[Any, list[tuple[int, int]]] = {}
+        small: dict[Any, dict[tuple[Any, Shape], list[int]]] = {}
         for index, tensor in enumerate(tensors):
             # numpy has no bfloat16.
             dtype = flow.float32 if tensor.dtype == flow.bfloat16 else tensor.dtype
-            counted.setdefault(dtype, []).append((index, tensor.numel()))
-        for dtype, counts in counted.items():
-            self._start(dtype, counts, cut)
+            shape = tuple(tensor.shape)
+            if math.prod(shape) * item_size(dtype) > SMALL:
+                self._read_alone(index, dtype)
+            else:
+                small.setdefault(dtype, {}).setdefault((tensor.dtype, shape), []).append(index)
+        for dtype, alike in small.items():
+            self._start(dtype, alike)
 
     def digests(self) -> list[bytes]:
         """16 bytes that stand for the elements of each."""
@@ -111,38 +122,33 @@ class Reading:
         self._under_way.clear()
         return self._digests
 
-    @property
-    def copies(self) -> list[Tensor] | None:
-        """The copies, where all of them are there at once; they last until the next reading."""
-        return self._copies
-
-    def _start(self, dtype: Any, counts: Sequence[tuple[int, int]], cut: Cut) -> None:
+    def _start(self, dtype: Any, alike: Mapping[tuple[Any, Shape], list[int]]) -> None:
         size = item_size(dtype)
-        total, largest = sum(count for _, count in counts), max(count for _, count in counts)
-        room = max(BUFFER // size, min(largest, _LARGEST // size))
-        stage, array = _stage(dtype, min(total, room))
+        total = sum(math.prod(shape) * len(indices) for (_, shape), indices in alike.items())
+        stage, array = _stage(dtype, min(total, BUFFER // size))
         end = 0
-        for index, count in counts:
-            source = at_home(self._tensors[index].detach())
-            if count > len(array):
-                whole = sound(source).to(dtype)
-                cut(index, whole)
-                self._read_alone(index, whole)
-                continue
-            if end + count > len(array):
-                self.digests()
-                self._copies = None
-                end = 0
-            copy = stage.narrow(0, end, count).view(*source.shape)
-            if count:
-                copy.copy_(source)
-            if self._copies is not None:
-                self._copies[index] = copy
-            cut(index, copy)
-            self._under_way.append((index, array, end, end + count))
-            end += count
+        for (_, shape), indices in alike.items():
+            count = math.prod(shape)
+            together = max(1, SMALL // max(1, count * size))
+            for first in range(0, len(indices), together):
+                chunk = indices[first : first + together]
+                if end + count * len(chunk) > len(array):
+                    self.digests()
+                    end = 0
+                if count:
+                    self._copy(stage.narrow(0, end, count * len(chunk)), chunk, shape)
+                for index in chunk:
+                    self._under_way.append((index, array, end, end + count))
+                    end += count
 
-    def _read_alone(self, index: int, whole: Tensor) -> None:
-        self._copies = None
-        sync()
-        self._digests[index] = xxhash.xxh3_128_digest(whole.contiguous().numpy())
+    def _copy(self, to: Tensor, chunk: list[int], shape: Shape) -> None:
+        if len(chunk) > 1:
+            to.view(len(chunk), *shape).copy_(stacked([self._tensors[index] for index in chunk]))
+        else:
+            to.view(*shape).copy_(at_home(self._tensors[chunk[0]].detach()))
+
+    def _read_alone(self, index: int, dtype: Any) -> None:
+        whole = at_home(self._tensors[index].detach()).to(dtype)
+        sync()  # numpy() spins on a core while it waits
+        array: Any = np.ascontiguousarray(whole.numpy())
+        self._digests[index] = xxhash.xxh3_128_digest(array)

@@ -7,13 +7,15 @@ those that the placement leaves out; but for :func:`box` nothing is sent.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-from .contents import at_home, sound
-from .ranks import world_size
+from .contents import at_home, item_size, sound
+from .ranks import host, world_size
 from .rules import PARTIAL_SUM, NdSbp, split_axis
 from .spec import GlobalSpec, Shape
 
@@ -22,19 +24,62 @@ Tensor = Any  # oneflow.Tensor; OneFlow ships no types
 HALF = (flow.float16, flow.bfloat16)
 
 
-def cut(whole: Tensor, spec: GlobalSpec, sbp: NdSbp, position: Shape) -> Tensor:
+_FEW_ROWS = 1 << 16
+_LONG_ROW = 256  # bytes
+
+
+def narrowed(
+    whole: Tensor, spec: GlobalSpec, sbp: NdSbp, position: Shape, stack: int = 0
+) -> Tensor:
     """A view of what the rank at ``position`` holds of a local ``whole``.
 
-    It has to be :func:`autoglobal.contents.sound`.
+    It has to be :func:`autoglobal.contents.sound`. ``stack``: the axes before those of the tensor.
     """
     part = whole
-    for one, ranks, index in zip(sbp, spec.hierarchy, position):
+    starts, lengths = _where(tuple(whole.shape)[stack:], spec.hierarchy, sbp, position)
+    for axis, (start, length) in enumerate(zip(starts, lengths), stack):
+        if length < whole.shape[axis]:
+            part = part.narrow(axis, start, length)
+    return part
+
+
+def part_of(whole: Tensor, spec: GlobalSpec, sbp: NdSbp, position: Shape) -> Tensor:
+    """The same, in memory of its own."""
+    shape = tuple(whole.shape)
+    starts, lengths = _where(shape, spec.hierarchy, sbp, position)
+    if lengths != shape and lengths[1:] == shape[1:] and _has_rows(whole):
+        # One instruction that reads the tensor itself: it needs no view, and so no sound tensor.
+        return flow._C.gather(at_home(whole.detach()), _rows(starts[0], lengths[0]), 0)
+    view = narrowed(sound(whole), spec, sbp, position)
+    return view.clone() if view.is_contiguous() else view.contiguous()
+
+
+@lru_cache(maxsize=1024)
+def _where(shape: Shape, hierarchy: Shape, sbp: NdSbp, position: Shape) -> tuple[Shape, Shape]:
+    """Where a rank's part of a logical ``shape`` starts along each axis, and its lengths."""
+    starts, lengths = [0] * len(shape), list(shape)
+    for one, ranks, index in zip(sbp, hierarchy, position):
         axis = split_axis(one)
         if axis is not None:
-            short, longer = divmod(part.shape[axis], ranks)
-            start = index * short + min(index, longer)
-            part = part.narrow(axis, start, short + (index < longer))
-    return part
+            short, longer = divmod(lengths[axis], ranks)
+            starts[axis] += index * short + min(index, longer)
+            lengths[axis] = short + (index < longer)
+    return tuple(starts), tuple(lengths)
+
+
+def _has_rows(whole: Tensor) -> bool:
+    """Whether its rows can be gathered, and are few or long enough for it to be fast."""
+    if whole.device.type != "cpu" or whole.dtype == flow.uint8:
+        return (
+            False  # OneFlow 0.9.0 has no such kernel; on CUDA its copies run where kernels do not
+        )
+    rows = whole.shape[0]
+    return bool(rows <= _FEW_ROWS or whole.numel() // rows * item_size(whole.dtype) >= _LONG_ROW)
+
+
+@lru_cache(maxsize=16)
+def _rows(start: int, count: int) -> Tensor:
+    return flow.tensor(np.arange(start, start + count, dtype=np.int64), device=host())
 
 
 def holds_values(sbp: NdSbp, position: Shape) -> bool:
@@ -57,22 +102,16 @@ def is_cut(spec: GlobalSpec, sbp: NdSbp) -> bool:
 
 def from_whole(whole: Tensor, spec: GlobalSpec, sbp: NdSbp) -> Tensor:
     """A new global tensor whose component here is copied from a local logical tensor."""
-    part = whole
-    if is_cut(spec, sbp):
-        assert spec.position is not None
-        part = cut(sound(whole), spec, sbp, spec.position)
-    return from_part(part, tuple(whole.shape), spec, sbp)
-
-
-def from_part(
-    part: Tensor, logical: Shape, spec: GlobalSpec, sbp: NdSbp, copy: bool = True
-) -> Tensor:
-    """The same, of what :func:`cut` gives: in a partial sum only the first rank has values."""
-    if spec.position is None or holds_values(sbp, spec.position):
-        return from_component(part, logical, spec, sbp, copy)
-    made, here = empty(logical, part.dtype, spec, sbp)
-    here.zero_()
-    return made
+    logical = tuple(whole.shape)
+    if spec.position is not None and not holds_values(sbp, spec.position):
+        made, here = empty(logical, whole.dtype, spec, sbp)
+        here.zero_()
+        return made
+    if not is_cut(spec, sbp):
+        return from_component(whole, logical, spec, sbp)
+    assert spec.position is not None
+    part = part_of(whole, spec, sbp, spec.position)
+    return from_component(part, logical, spec, sbp, copy=False)
 
 
 def from_component(

@@ -1,9 +1,10 @@
 """The first rank's values, sent to where they are missing: to each rank its own part.
 
 At most ``BUFFER`` bytes of tensors are on the way at a time, if not one that is larger. Small parts
-for one rank go in one message; a part that is larger than :data:`LARGE` goes by itself, into the
-new tensor's own memory. Every rank passes through the tensors in the same order, so that no two
-wait for each other.
+for one rank go together, up to :data:`MESSAGE` bytes in one message; of a tensor that is larger
+than :data:`LARGE`, and of one on a GPU, where putting them together would need a kernel, each part
+goes by itself, into the new tensor's own memory. Every rank passes through the tensors in the same
+order, so that no two wait for each other.
 """
 
 from __future__ import annotations
@@ -15,28 +16,27 @@ from typing import Any
 
 import oneflow as flow
 
-from .contents import BUFFER, item_size, nbytes_of, sound
-from .convert import HALF, Tensor, cut, empty, from_component, holds_values
-from .ranks import host, recv, send, sync, this_rank
+from .contents import BUFFER, at_home, item_size, nbytes_of, stacked
+from .convert import HALF, Tensor, box, empty, from_component, holds_values, narrowed, part_of
+from .ranks import host, recv, send, sync, this_rank, world_size
 from .rules import NdSbp
 from .spec import GlobalSpec, Shape
 
-LARGE = 256 << 10
+LARGE = 512 << 10
+MESSAGE = 1 << 20  # the next one is put together while it is on the way
 
 
 @dataclass
 class Delivery:
     """One tensor whose first rank's values are wanted by other ranks.
 
-    ``whole`` is this rank's local logical tensor, ``copy`` one that can be cut if there is one
-    already; ``wanted`` are the ranks that want their part.
+    ``whole`` is this rank's local logical tensor; ``wanted`` are the ranks that want their part.
     """
 
     whole: Tensor
     spec: GlobalSpec
     sbp: NdSbp
     wanted: frozenset[int]
-    copy: Tensor = None
     made: Tensor = None
 
     @property
@@ -46,20 +46,20 @@ class Delivery:
     def shape_for(self, rank: int) -> Shape:
         return self.spec.component(self.logical, self.sbp, self.spec.positions[rank])
 
-    def part_for(self, rank: int) -> Tensor:
-        """What that rank is to have."""
-        if self.copy is None:
-            self.copy = sound(self.whole)
-        part = cut(self.copy, self.spec, self.sbp, self.spec.positions[rank])
-        return part.to(_on_the_way(part))
+    @property
+    def is_large(self) -> bool:
+        return nbytes_of(self.whole) > LARGE
+
+    @property
+    def is_for_all(self) -> bool:
+        """Whether every rank of the program is to hold all of it."""
+        return len(self.spec.members) == world_size() and self.sbp == self.spec.whole()
 
 
 def deliver(deliveries: Sequence[Delivery], alive: Callable[[], None]) -> None:
     """Send and receive; ``alive`` is called each time that others have answered."""
     for window in _windows(deliveries):
         _Window(window).carry()
-        for one in window:
-            one.copy = None
         # Nothing of this waits; without an end to it all of it could lie in memory at once.
         if len(window) < len(deliveries):
             sync()
@@ -87,61 +87,105 @@ class _Window:
 
     def __init__(self, deliveries: Sequence[Delivery]) -> None:
         self._deliveries = deliveries
-        self._small: dict[tuple[int, int, str], list[tuple[Delivery, int]]] = {}
+        self._messages: list[_Message] = []
+        self._open: dict[tuple[int, int, str], _Message] = {}
 
     def carry(self) -> None:
         me = this_rank()
         for one in self._deliveries:
+            if one.is_for_all and one.is_large:
+                # OneFlow's own broadcast is the faster way.
+                one.made = box(at_home(one.whole), one.spec, one.sbp)
+                continue
             for rank in one.spec.members:
                 if rank in one.wanted and me in (rank, one.spec.first):
                     self._take(one, rank)
-        for key in sorted(self._small):
-            (self._receive if key[1] == me else self._send)(key[:2], self._small[key])
+        for message in self._messages:
+            message.carry()
 
     def _take(self, one: Delivery, rank: int) -> None:
-        if not holds_values(one.sbp, one.spec.positions[rank]):
+        count = math.prod(one.shape_for(rank))
+        if not count or not holds_values(one.sbp, one.spec.positions[rank]):
             if rank == this_rank():
                 one.made, component = empty(one.logical, one.whole.dtype, one.spec, one.sbp)
-                component.zero_()
-            return
-        count = math.prod(one.shape_for(rank))
-        dtype = _on_the_way(one.whole)
-        if count * item_size(one.whole.dtype) > LARGE:
-            self._carry_large(one, rank, dtype)
-        elif count:
-            self._small.setdefault((one.spec.first, rank, str(dtype)), []).append((one, count))
-        elif rank == this_rank():
-            one.made, _ = empty(one.logical, one.whole.dtype, one.spec, one.sbp)
-
-    def _carry_large(self, one: Delivery, rank: int, dtype: Any) -> None:
-        if this_rank() != rank:
-            send(one.part_for(rank).contiguous(), rank)
-            return
-        one.made, component = empty(one.logical, one.whole.dtype, one.spec, one.sbp)
-        device = _here(one.whole)
-        if component.dtype == dtype and component.device == device:
-            recv(one.spec.first, component)
+                if count:
+                    component.zero_()
+        elif one.is_large or one.whole.device.type != "cpu":
+            _carry_alone(one, rank)
         else:
-            out = flow.empty(tuple(component.shape), dtype=dtype, device=device)
-            recv(one.spec.first, out)
-            component.copy_(out.to(component.dtype))
+            self._post(one, rank, count * item_size(one.whole.dtype))
 
-    def _send(self, way: tuple[int, int], parts: list[tuple[Delivery, int]]) -> None:
-        rank = way[1]
-        pieces = [one.part_for(rank).reshape(count) for one, count in parts]
-        send(flow.cat(pieces, dim=0) if len(pieces) > 1 else pieces[0].contiguous(), rank)
+    def _post(self, one: Delivery, rank: int, nbytes: int) -> None:
+        way = one.spec.first, rank, str(one.whole.dtype)
+        message = self._open.get(way)
+        if message is None or message.nbytes + nbytes > MESSAGE:
+            message = self._open[way] = _Message(one.spec.first, rank, _on_the_way(one.whole))
+            self._messages.append(message)
+        message.add(one, nbytes)
 
-    def _receive(self, way: tuple[int, int], parts: list[tuple[Delivery, int]]) -> None:
-        whole = parts[0][0].whole
-        total = sum(count for _, count in parts)
-        flat = flow.empty((total,), dtype=_on_the_way(whole), device=_here(whole))
-        recv(way[0], flat)
+
+class _Message:
+    """Small parts for one rank, those of like tensors one behind the other."""
+
+    def __init__(self, source: int, rank: int, dtype: Any) -> None:
+        self._rank = rank
+        self.nbytes = 0
+        self._source = source
+        self._dtype = dtype
+        self._alike: dict[object, list[Delivery]] = {}
+
+    def add(self, one: Delivery, nbytes: int) -> None:
+        self.nbytes += nbytes
+        self._alike.setdefault((id(one.spec), one.sbp, one.logical), []).append(one)
+
+    def carry(self) -> None:
+        first, *others = [one for alike in self._alike.values() for one in alike]
+        if not others:
+            _carry_alone(first, self._rank)
+        elif this_rank() == self._rank:
+            self._receive()
+        else:
+            self._send()
+
+    def _send(self) -> None:
+        blocks = []
+        for alike in self._alike.values():
+            one = alike[0]
+            whole = stacked([each.whole for each in alike])
+            part = narrowed(whole, one.spec, one.sbp, one.spec.positions[self._rank], stack=1)
+            blocks.append(part.reshape(-1).to(self._dtype))
+        send(flow.cat(blocks) if len(blocks) > 1 else blocks[0].contiguous(), self._rank)
+
+    def _receive(self) -> None:
+        sizes = [
+            len(alike) * math.prod(alike[0].shape_for(self._rank)) for alike in self._alike.values()
+        ]
+        whole = next(iter(self._alike.values()))[0].whole
+        flat = flow.empty((sum(sizes),), dtype=self._dtype, device=_here(whole))
+        recv(self._source, flat)
         start = 0
-        for one, count in parts:
-            part = flat.narrow(0, start, count).reshape(one.shape_for(this_rank()))
-            part = part.to(one.whole.dtype)
-            one.made = from_component(part, one.logical, one.spec, one.sbp)
-            start += count
+        for alike, size in zip(self._alike.values(), sizes):
+            shape = len(alike), *alike[0].shape_for(self._rank)
+            block = flat.narrow(0, start, size).view(*shape).to(whole.dtype)
+            for one, part in zip(alike, flow.unbind(block, 0)):
+                one.made = from_component(part, one.logical, one.spec, one.sbp)
+            start += size
+
+
+def _carry_alone(one: Delivery, rank: int) -> None:
+    dtype = _on_the_way(one.whole)
+    if this_rank() != rank:
+        part = part_of(one.whole, one.spec, one.sbp, one.spec.positions[rank])
+        send(part.to(dtype), rank)
+        return
+    one.made, component = empty(one.logical, one.whole.dtype, one.spec, one.sbp)
+    device = _here(one.whole)
+    if component.dtype == dtype and component.device == device:
+        recv(one.spec.first, component)
+    else:
+        out = flow.empty(tuple(component.shape), dtype=dtype, device=device)
+        recv(one.spec.first, out)
+        component.copy_(out.to(component.dtype))
 
 
 def _here(tensor: Tensor) -> Any:

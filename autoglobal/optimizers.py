@@ -185,9 +185,8 @@ class _Follow:
         if self._states:
             pieces = [state.piece(kind) for state, kind in zip(self._states, self._kinds)]
             settle([piece for piece in pieces if piece.way != "own"], self._event())
-            ready = [piece.make() if piece.made is None else piece.made for piece in pieces]
-            for state, value in zip(self._states, ready):
-                state.holder[state.name] = value
+            for state, piece in zip(self._states, pieces):
+                state.holder[state.name] = piece.make() if piece.way == "own" else piece.made
         for group in self._optimizer.param_groups:
             for p, parameter in enumerate(group.parameters):
                 now = _now(parameter)

@@ -6,8 +6,8 @@ from functools import cache, lru_cache
 from typing import Any, Literal
 
 from .agree import Line
-from .contents import SMALL, nbytes_of
-from .convert import Tensor, box, cut, empty, from_component, from_part, from_whole, is_cut
+from .contents import nbytes_of
+from .convert import Tensor, box, empty, from_component, from_whole
 from .rules import BROADCAST, PARTIAL_SUM, NdSbp, show_sbp, split_axis
 from .spec import GlobalSpec, Shape
 
@@ -20,7 +20,7 @@ class Piece:
     """A tensor to be made global; ``path`` names it, ``kind`` says what it is."""
 
     __slots__ = (
-        *("digest", "kind", "logical", "made", "part", "path", "sbp", "shape", "spec"),
+        *("digest", "kind", "logical", "made", "path", "sbp", "shape", "spec"),
         *("tensor", "way"),
     )
 
@@ -38,7 +38,6 @@ class Piece:
         self.spec = spec
         self.sbp = sbp
         self.made: Tensor = None
-        self.part: Tensor = None
         self.digest: bytes | None = None
         self.shape: Shape = tuple(tensor.shape)
         self.logical = self.shape
@@ -85,17 +84,6 @@ class Piece:
             where = tensor.device.type + ", not initialised yet" * (self.way == "fresh")
         return _rest(tensor.dtype, where, tensor.requires_grad, self.sbp)
 
-    def cut_from(self, copy: Tensor) -> None:
-        """Take this rank's part out of a copy that does not last, unless it is large.
-
-        It may turn out that another rank's values count.
-        """
-        if self.way == "copy" and self.nbytes < SMALL and is_cut(self.spec, self.sbp):
-            assert self.spec.position is not None
-            part = cut(copy, self.spec, self.sbp, self.spec.position)
-            part = part.clone() if part.is_contiguous() else part.contiguous()
-            self.part = part.to(self.tensor.dtype)
-
     def make(self) -> Tensor:
         """The global tensor; where the ranks' copies differ, of this rank's."""
         tensor, spec, sbp = self.tensor, self.spec, self.sbp
@@ -106,8 +94,6 @@ class Piece:
         if self.way == "own" and spec.check and BROADCAST in sbp:
             # Without its check OneFlow takes the components to be of one shape.
             return box(tensor, spec, sbp, check_meta=not _are_alike(self.logical, spec, sbp))
-        if self.part is not None:
-            return from_part(self.part, self.logical, spec, sbp, copy=False)
         if self.way == "copy":
             return from_whole(tensor, spec, sbp)
         return from_component(tensor, self.logical, spec, sbp)

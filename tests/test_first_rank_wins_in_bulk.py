@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import oneflow as flow
 import pytest
+from oneflow import nn
 
 from tests.support import S0, B, assert_global, counted, parameter, tensor
 from tests.ways import RULES, convert, sbp_of
@@ -104,3 +105,38 @@ def test_one_tensor_larger_than_any_buffer(P, rank, world, sbp):
     expected[-1, -1] = 0
     m = convert("one by one", {"large": parameter(own)}, P, sbp)
     assert_global(m.large, expected, P, sbp)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, flow.bool], ids=str)
+def test_a_large_one_of_each_dtype(P, rank, dtype):
+    """Three quarters of a million numbers, beside one that is equal."""
+    array = counted(1201, 643) % 199
+    values = {}
+    for end in ("", "_s0", "_s1"):
+        values["differs" + end] = tensor(array + 3 * rank if dtype != flow.bool else array > rank)
+        values["equal" + end] = tensor(array)
+    values = {name: value.to(dtype) for name, value in values.items()}
+    m = convert("by a call", values, P, RULES, buffers="sbp")
+    for name, value in values.items():
+        found = getattr(m, name)
+        assert found.dtype == value.dtype == dtype
+        assert_global(found, array > 0 if dtype == flow.bool else array, P, sbp_of(name))
+
+
+@pytest.mark.parametrize("shape", [(700_001,), (350_003, 2)], ids=str)
+@pytest.mark.parametrize("copies", ["equal", "different"])
+def test_many_rows_of_few_numbers(P, rank, shape, copies):
+    """Where to take row after row would be slow."""
+    own = parameter(counted(*shape, start=5 * rank * (copies == "different")))
+    m = convert("by a call", {"long": own}, P, S0)
+    assert_global(m.long, counted(*shape), P, S0)
+
+
+@pytest.mark.parametrize("sbp", [B, S0, flow.sbp.split(1)], ids=str)
+@pytest.mark.parametrize("copies", ["equal", "different"])
+def test_rows_of_a_larger_tensor(P, rank, sbp, copies):
+    """OneFlow forgets where a Parameter begins in the tensor that it is a view of."""
+    base = tensor(counted(1500, 1031, start=5 * rank * (copies == "different")))
+    held = nn.Parameter(base[700:1400])
+    m = convert("by a call", {"held": held}, P, sbp)
+    assert_global(m.held, counted(700, 1031, start=700 * 1031), P, sbp)
