@@ -9,7 +9,7 @@ from oneflow import nn
 from . import hook
 from .errors import ConversionError, SpecTypeError
 from .frames import handle_class, installer, open_frames
-from .registry import Module, Slot, has_own_methods, slot_of, tensors
+from .registry import Module, Slot, has_own_methods, holds_local, slot_of, tensors
 from .rules import BROADCAST
 from .session import Session
 from .spec import Buffers, Existing, GlobalSpec, Source, Unsplittable
@@ -85,7 +85,7 @@ class _Following(_Handler):
 
 def _has_local(slot: Slot, value: Any) -> bool:
     if slot == "module":
-        return any(tensor.is_local for _, tensor in tensors(value))
+        return holds_local(value)
     return bool(value.is_local)
 
 

@@ -43,8 +43,9 @@ _PLAIN = frozenset(
     | {types.FunctionType, types.BuiltinFunctionType, types.MethodType, partial, type}
 )
 _ABSENT: Any = object()
-# Not empty while some scope wants to see global Parameters too; nearly always it is empty, and
-# the hook's quick way out need not ask whose scope this is.
+_TENSORS = (Parameter, Tensor)  # these very types; of others is_global may be anything
+# Not empty while some scope wants to see global tensors too; nearly always it is empty, and the
+# hook's quick way out need not ask whose scope this is.
 _watchers: list[None] = []
 
 
@@ -54,7 +55,7 @@ def _setattr_hook(wrapped: Wrapper, find: Find, via: str) -> Wrapper:
     def __setattr__(self: Any, name: str, value: Any) -> Any:
         # The quick ways out, the most hurried first.
         kind = type(value)
-        if kind is Parameter:
+        if kind in _TENSORS:
             if value.is_global and not _watchers:
                 return wrapped(self, name, value)
         elif kind in _PLAIN:
@@ -79,7 +80,7 @@ def _register_hook(wrapped: Wrapper, find: Find, via: str, keyword: str) -> Wrap
         *rest: Any,
         **kwargs: Any,
     ) -> Any:
-        if type(value) is Parameter and value.is_global and not (_watchers or rest or kwargs):
+        if type(value) in _TENSORS and value.is_global and not (_watchers or rest or kwargs):
             return wrapped(self, name, value)
         # Forwarded in the shape in which the call came, a wrong one too.
         args = tuple(one for one in (self, name, value) if one is not _ABSENT) + rest
@@ -107,7 +108,7 @@ _METHODS: dict[str, Callable[[Wrapper, Find], Wrapper]] = {
 
 
 def watch_global() -> None:
-    """From now on, show handlers global Parameters too."""
+    """From now on, show handlers global tensors too."""
     _watchers.append(None)
 
 
@@ -127,7 +128,7 @@ class Installer:
         self._lock = threading.Lock()
 
     def acquire(self, watch_global: bool) -> None:
-        """Put the hook on if it is not; ``watch_global``: with the Parameters that are global."""
+        """Put the hook on if it is not; ``watch_global``: with the tensors that are global."""
         with self._lock:
             if self._users == 0:
                 self._take_off()

@@ -11,6 +11,7 @@ from typing import Any
 from .agree import Event, Line, agree
 from .apply import Work, is_pending, pending
 from .assigned import Assigned
+from .classes import stated_spec
 from .convert import Tensor
 from .errors import (
     DivergenceError,
@@ -22,7 +23,7 @@ from .fresh import is_fresh
 from .plan import Plan
 from .ranks import can_meet
 from .records import Record
-from .registry import STORE_OF, Before, Module, Slot, join, store
+from .registry import STORE_OF, Before, Module, Slot, holds_local, join, store, walk
 from .spec import GlobalSpec
 
 
@@ -59,6 +60,8 @@ class Session:
             result = forward()
             (self._assigned.forget if goes_on else self._assigned.add)(module, name)
             return result
+        if slot == "module" and self._leaves_alone(value):
+            return self._by_oneflow(forward)
         root = type(module).__name__
         own = self._not_existing(module, slot, name, value)
         plan = Plan(self.spec, own, self._work.by_rule)
@@ -102,6 +105,12 @@ class Session:
             if self._tells:
                 self._oneflows = error
             raise
+
+    def _leaves_alone(self, value: Module) -> bool:
+        """Whether a module is seen at a glance to hold nothing that a plan would look at."""
+        if self.spec.existing != "keep" or self.spec.rules.patterns or holds_local(value):
+            return False
+        return not any(stated_spec(one) for _, one in walk(value, ""))
 
     def _not_existing(self, module: Module, slot: Slot, name: str, value: Any) -> Iterable[int]:
         """The ids of global tensors that are no find for ``existing="error"``."""
