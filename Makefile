@@ -5,8 +5,12 @@ READY := $(VENV)/.ready
 RANKS ?= 1 2 4
 # Once more as on OneFlow 1.0 and later, where a new Parameter takes a local one's place.
 REPLACING ?= 2
+# PyTorch wants another Python than OneFlow: a virtual environment of its own, or any that has it.
+PEERS := .venv-peers
+PEERS_PYTHON ?= python3
+TORCH := $(or $(AUTOGLOBAL_BENCH_TORCH),$(wildcard $(PEERS)/bin/python))
 
-.PHONY: help venv demo tensor-parallel test test-models lint format bench clean
+.PHONY: help venv demo tensor-parallel test test-models lint format bench bench-peers clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -35,8 +39,13 @@ lint: $(READY) ## ruff and mypy
 format: $(READY) ## let ruff mend what it can
 	@$(PY) -m ruff check --fix . && $(PY) -m ruff format .
 
-bench: $(READY) ## the microbenchmarks, on CPU
-	@$(PY) -m benchmarks overhead
+bench: $(READY) ## every benchmark, into benchmarks/results and the README (under 10 minutes)
+	@AUTOGLOBAL_BENCH_TORCH=$(TORCH) $(PY) -m benchmarks all --results benchmarks/results --readme README.md
 
-clean: ## remove .venv and what was built
-	@rm -rf $(VENV) build dist *.egg-info log
+bench-peers: $(PEERS)/.ready ## make .venv-peers with PyTorch and accelerate, for "make bench"
+
+$(PEERS)/.ready: benchmarks/peers/requirements.txt
+	@$(PEERS_PYTHON) -m venv $(PEERS) && $(PEERS)/bin/python -m pip install --quiet -r $< && touch $@
+
+clean: ## remove the virtual environments and what was built
+	@rm -rf $(VENV) $(PEERS) build dist *.egg-info log

@@ -1,36 +1,87 @@
-"""``python -m benchmarks [NAME] [OPTIONS]``; without a name the benchmarks are listed."""
+"""``python -m benchmarks [NAME] [OPTIONS]``; without a name the benchmarks are listed.
+
+``python -m benchmarks all --results FOLDER --readme FILE`` runs all of them on CPU, and writes what
+they find.
+"""
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
+import sys
+from pathlib import Path
 
-BENCHMARKS = ("overhead", "conversions")
+from . import devices
+from .compare import moved
+from .peer import VARIABLE
+from .plot import draw
+from .publish import publish
+from .results import read
+from .running import BENCHMARKS, about, run
+from .tables import text
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    names = parser.add_subparsers(dest="name")
-    overhead = names.add_parser("overhead")
-    overhead.add_argument("--rounds", type=int, default=60)
-    conversions = names.add_parser("conversions")
-    conversions.add_argument("--rounds", type=int, default=9)
-    conversions.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
-    conversions.add_argument(
-        "--torch-python",
-        default=os.environ.get("AUTOGLOBAL_BENCH_TORCH"),
-        help="a Python that has torch (default: AUTOGLOBAL_BENCH_TORCH)",
+def main() -> int:
+    options = _parser().parse_args()
+    if options.name is None:
+        for name in BENCHMARKS:
+            print(f"{name}: {about(name)}")
+        return 0
+    try:
+        devices.choose(options.device)
+    except devices.NoDevice as reason:
+        print(reason, file=sys.stderr)
+        return 2
+    asked = {"ranks": options.ranks, "rounds": options.rounds, "torch": options.torch_python}
+    if options.name == "all":
+        return publish(options.device, asked, options.results, options.readme)
+    report = run(options.name, options.device, **asked)
+    print(text(report))
+    if options.json:
+        report.write(options.json)
+    if options.plot:
+        draw(report, options.plot)
+    if options.compare:
+        print("\n".join(moved(read(options.compare), report)) or "nothing moved beyond noise")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    options = vars(parser.parse_args())
-    name = options.pop("name")
-    if name is None:
-        for each in BENCHMARKS:
-            about = importlib.import_module(f"benchmarks.{each}").__doc__ or ""
-            print(f"{each}: {about.splitlines()[0]}")
-        return
-    importlib.import_module(f"benchmarks.{name}").main(**options)
+    add = parser.add_argument
+    add("name", nargs="?", choices=[*BENCHMARKS, "all"])
+    add("--device", choices=["cpu", "cuda"], default="cpu")
+    add("--ranks", type=_ranks, help="numbers of ranks, as 1,2,4 (default: the benchmark's own)")
+    add("--rounds", type=_rounds, help="rounds of each variant (default: the benchmark's own)")
+    add("--json", type=Path, metavar="FILE", help="write every round of every line there")
+    add("--plot", type=Path, metavar="FILE", help="draw an SVG there")
+    add("--compare", type=Path, metavar="OLD.json", help="say what moved since, beyond noise")
+    add("--results", type=Path, help="with all: a folder for the JSON, the SVGs and the table")
+    add("--readme", type=Path, help="with all: a page whose part between markers is replaced")
+    add(
+        "--torch-python",
+        default=os.environ.get(VARIABLE),
+        help=f"a Python that has torch and accelerate (default: {VARIABLE})",
+    )
+    return parser
+
+
+def _ranks(said: str) -> tuple[int, ...]:
+    numbers = tuple(int(one) for one in said.split(","))
+    if min(numbers) < 1:
+        raise argparse.ArgumentTypeError(f"numbers of ranks, from 1 on. Received: {said!r}")
+    return numbers
+
+
+def _rounds(said: str) -> int:
+    if int(said) < 2:
+        raise argparse.ArgumentTypeError(f"at least 2, for the quartiles. Received: {said!r}")
+    return int(said)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

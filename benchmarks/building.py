@@ -12,9 +12,10 @@ from oneflow import nn
 
 from autoglobal import global_scope
 
+from .job import Job
+from .results import Bar, Found
 from .subjects import S0, B, check_one
-from .table import Bar, Times
-from .together import Variant, Work
+from .together import Variant, Work, measure
 
 PAIRS = 2 * 48
 WIDTH = 256
@@ -28,9 +29,30 @@ AT_EXIT_EQUAL = 'scope, S0, when="exit", equal seeds'
 BASE = dict.fromkeys((LOCAL, IN_SCOPE, AT_EXIT, AT_EXIT_EQUAL), BY_HAND)
 
 
-def variants() -> dict[str, Variant]:
-    world, rank = flow.env.get_world_size(), flow.env.get_rank()
-    P = flow.placement("cpu", list(range(world)))
+def find(job: Job) -> Found:
+    title = f"{PAIRS} times LayerNorm and Linear({WIDTH})"
+    table = measure(
+        title, variants(job), job.device, job.rounds, count=COUNT, unit="Parameter", base=BASE
+    )
+    if job.world != 2:
+        return Found([table])
+
+    def share(name: str) -> list[float]:
+        """The extra time over the local build, as a share of the hook's."""
+        lines = (table.line(one).done for one in (name, BY_HAND, LOCAL))
+        return [(mine - local) / (hook - local) for mine, hook, local in zip(*lines)]
+
+    limits = ((IN_SCOPE, 0.4), (AT_EXIT, 0.2), (AT_EXIT_EQUAL, 0.2))
+    bars = [
+        Bar(f"{title}: {name}: share of the hook's cost", job.world, share(name), limit)
+        for name, limit in limits
+    ]
+    return Found([table], bars)
+
+
+def variants(job: Job) -> dict[str, Variant]:
+    """Each line of the table."""
+    world, rank, P = job.world, job.rank, job.placement
 
     def work(
         inside: Callable[[], AbstractContextManager[object]],
@@ -71,22 +93,6 @@ def variants() -> dict[str, Variant]:
         AT_EXIT: work(lambda: global_scope(P, S0, when="exit"), is_the_first_ranks),
         AT_EXIT_EQUAL: work(lambda: global_scope(P, S0, when="exit"), is_the_first_ranks, seed=0),
     }
-
-
-def bars(times: Times) -> list[Bar]:
-    if flow.env.get_world_size() != 2:
-        return []
-
-    def share(name: str) -> list[float]:
-        """The extra time over the local build, as a share of the hook's."""
-        rounds = zip(times[name], times[BY_HAND], times[LOCAL])
-        return [(mine - local) / (hook - local) for mine, hook, local in rounds]
-
-    limits = ((IN_SCOPE, 0.4), (AT_EXIT, 0.2), (AT_EXIT_EQUAL, 0.2))
-    return [
-        Bar(f"{COUNT} Parameters built, {name}: share of the hook's cost", share(name), limit)
-        for name, limit in limits
-    ]
 
 
 def _stack() -> nn.Module:

@@ -1,4 +1,10 @@
-"""Modules that exist already: ``local_to_global`` against OneFlow's own ways to the same result."""
+"""local_to_global of a module that exists, against OneFlow's own ways to the same result.
+
+Equal and different copies, broadcast (B) and split(0) (S0), small and large Parameters; on CPU,
+PyTorch's DTensor beside them, where ``--torch-python`` or AUTOGLOBAL_BENCH_TORCH names a Python
+that has torch. P is the placement of all ranks. "By hand" is the least that has to be done: each
+rank takes its own rows, with no agreement and no look at what the other ranks have.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +15,13 @@ from oneflow import nn
 
 from autoglobal import local_to_global
 
-from .peer import Peer
+from .job import Job
+from .peer import Peer, pytorch
+from .results import Bar, Found, Table, faster, relative
 from .subjects import S0, SHARD, B, Subject
-from .table import Bar, Times, faster, relative
-from .together import Variant, Work
+from .together import Variant, Work, measure
+
+RANKS, ROUNDS = (1, 2, 4), 5
 
 # The lines of the table, by what they do.
 THREAD_SHARD = "shards, S0: _apply, to_global(P, S0), as in the thread"
@@ -20,6 +29,8 @@ OURS_SHARD = 'shards, S0: local_to_global, source="shard"'
 APPLY_EQUAL = "equal copies, S0: _apply, to_global(P, B).to_global(P, S0)"
 OURS_EQUAL = "equal copies, S0: local_to_global"
 OURS_TRUSTING = "equal copies, S0: local_to_global, check=False"
+BY_HAND_SHARD = "shards, S0: by hand, detach, claim a copy, .data ="
+BY_HAND_EQUAL = "equal copies, S0: by hand, own rows, claim, .data ="
 APPLY_DIFFERENT = "different copies, S0: _apply, to_global(P, B).to_global(P, S0)"
 OURS_DIFFERENT = "different copies, S0: local_to_global"
 APPLY_EQUAL_B = "equal copies, B: _apply, to_global(P, B)"
@@ -33,6 +44,8 @@ BARE_B = "one rank, B: _apply, bare to_global(P, B)"
 
 BASE = {
     OURS_SHARD: THREAD_SHARD,
+    BY_HAND_SHARD: THREAD_SHARD,
+    BY_HAND_EQUAL: APPLY_EQUAL,
     OURS_EQUAL: APPLY_EQUAL,
     OURS_TRUSTING: APPLY_EQUAL,
     OURS_DIFFERENT: APPLY_DIFFERENT,
@@ -77,7 +90,27 @@ NOT_SLOWER = (
 )
 
 
+def find(job: Job) -> Found:
+    with pytorch(job) as (peer, note):
+        tables, bars = [], []
+        for count, edge in ((300, 64), (20, 2048)):
+            subject = Subject(job, count, edge)
+            table = measure(
+                str(subject),
+                variants(subject, peer),
+                job.device,
+                job.rounds,
+                count=count,
+                unit="Parameter",
+                base=BASE_ON_ONE_RANK if job.world == 1 else BASE,
+            )
+            tables.append(table)
+            bars += held_to(subject, table)
+        return Found(tables, bars, [note] if note else [])
+
+
 def variants(subject: Subject, peer: Optional[Peer]) -> dict[str, Variant]:
+    """Each line of the table, on this number of ranks."""
     P = subject.placement
 
     def work(
@@ -127,7 +160,18 @@ def variants(subject: Subject, peer: Optional[Peer]) -> dict[str, Variant]:
     found = {
         THREAD_SHARD: apply(S0, different=True, source=SHARD),
         OURS_SHARD: ours(S0, different=True, source=SHARD),
+        BY_HAND_SHARD: work(
+            lambda module: _by_hand(module, lambda t: _claimed(t, P, copy=True)),
+            S0,
+            different=True,
+            source=SHARD,
+        ),
         APPLY_EQUAL: apply(B, S0, different=False),
+        BY_HAND_EQUAL: work(
+            lambda module: _by_hand(module, lambda t: _claimed(_own_rows(t, subject), P)),
+            S0,
+            different=False,
+        ),
         OURS_EQUAL: ours(S0, different=False),
         OURS_TRUSTING: ours(S0, different=False, check=False),
         APPLY_DIFFERENT: apply(B, S0, different=True),
@@ -138,20 +182,36 @@ def variants(subject: Subject, peer: Optional[Peer]) -> dict[str, Variant]:
         OURS_DIFFERENT_B: ours(B, different=True),
     }
     if peer:
-        found[DTENSOR_SENDS] = peer.distribute(subject, 0)
-        found[DTENSOR_CUTS] = peer.distribute(subject, None)
+        found[DTENSOR_SENDS] = peer.rounds("distribute", subject.count, subject.edge, source=0)
+        found[DTENSOR_CUTS] = peer.rounds("distribute", subject.count, subject.edge, source=None)
     return found
 
 
-def bars(subject: Subject, times: Times) -> list[Bar]:
+def held_to(subject: Subject, table: Table) -> list[Bar]:
+    """The bars, on this number of ranks."""
     return [
         *(
-            faster(f"{subject}, {what}", times, slow, fast, limit)
+            faster(table, what, slow, fast, limit)
             for what, slow, fast, limit in FASTER.get((subject.world, subject.edge), ())
         ),
         *(
-            relative(f"{subject}, {what}", times, ours, theirs, limit)
+            relative(table, what, ours, theirs, limit)
             for what, ours, theirs, limit in NOT_SLOWER
-            if ours in times and theirs in times
+            if table.has(ours, theirs)
         ),
     ]
+
+
+def _by_hand(module: nn.Module, globally: Callable[[Any], Any]) -> nn.Module:
+    for parameter in module.parameters():
+        parameter.data = globally(parameter.detach())
+    return module
+
+
+def _own_rows(tensor: Any, subject: Subject) -> Any:
+    rows = tensor.shape[0] // subject.world
+    return tensor.narrow(0, rows * subject.rank, rows).clone()
+
+
+def _claimed(component: Any, placement: Any, copy: bool = False) -> Any:
+    return component.to_global(placement, S0, copy=copy, check_meta=False)

@@ -1,15 +1,18 @@
-"""What an open scope costs the assignments that it does not convert, and what a closed one costs.
+"""What an open scope, a closed one and a decorated class cost each assignment.
 
-The bars: an open scope, and an instance of a decorated class, at most 1.45 times the bare cost on
-``m.x = 1``; an open scope at most 1.25 times on re-assigning a global Parameter; after a scope, and
-for another class than the decorated one, nothing.
+Assignments that a scope has nothing to do with, those that it looks at and leaves alone, those that
+it converts, and what it costs to enter and to leave one. wrapt's FunctionWrapper, doing nothing,
+stands beside the plain function that wrapt puts on here. On one rank: what the ranks tell each
+other is the subject of the other benchmarks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Optional
 
 import oneflow as flow
 import wrapt
@@ -17,61 +20,209 @@ from oneflow import nn
 
 from autoglobal import auto_global, global_scope
 
-from .timing import Row, Variant, measure
+from .job import Job
+from .results import Bar, Found, Table, relative
+from .subjects import B
+from .together import Variant, Work, measure
+
+RANKS, ROUNDS = (1,), 30
+
+BARE = "bare OneFlow"
+OTHER = "bare OneFlow, another class is decorated"
+OPEN = "open scope"
+CLOSED = "after a scope"
+DECORATED = "instance of a decorated class"
+WRAPPER = "wrapt.FunctionWrapper that does nothing"
+BY_HAND = "bare OneFlow, made global by hand before"
+SIZES = ((10, 100), (100, 20), (1000, 2))  # Parameters of a module, and assignments in a round
+SUBCLASSES = 1000
+
+Around = Callable[[], AbstractContextManager[object]]
+Put = Callable[[nn.Module, Sequence[Any]], None]
 
 
-def main(rounds: int) -> None:
-    print("median time, median ratio to the first line and [its quartiles] over the rounds")
-    placement = flow.placement("cpu", ranks=[0])
-    parameter = nn.Parameter(flow.ones(4, 4).to_global(placement, flow.sbp.broadcast))
-    bare = vars(nn.Module)["__setattr__"]
+@dataclass
+class Bench:
+    """The rounds of one job, and the surroundings of an assignment."""
 
-    class Model(nn.Module):  # type: ignore[misc]
-        pass
+    job: Job
 
-    @auto_global(placement, flow.sbp.broadcast)
-    class Decorated(nn.Module):  # type: ignore[misc]
-        pass
+    def __post_init__(self) -> None:
+        self.P = self.job.placement
+        self.decorated = auto_global(self.P, B)(type("Decorated", (nn.Module,), {}))
+        self.here: dict[str, tuple[Around, type[nn.Module]]] = {
+            BARE: (nullcontext, nn.Module),
+            OTHER: (self._another_class, nn.Module),
+            OPEN: (self.open, nn.Module),
+            CLOSED: (self._closed, nn.Module),
+            DECORATED: (nullcontext, self.decorated),
+            WRAPPER: (_as_proxy, nn.Module),
+        }
 
-    model, decorated = Model(), Decorated()
-
-    def open_scope() -> Any:
-        return global_scope(placement, flow.sbp.split(0))
+    def open(self) -> AbstractContextManager[object]:
+        return global_scope(self.P, B)
 
     @contextmanager
-    def closed_scope() -> Iterator[None]:
-        with open_scope():
+    def _closed(self) -> Iterator[None]:
+        bare = vars(nn.Module)["__setattr__"]
+        with self.open():
             pass
         assert vars(nn.Module)["__setattr__"] is bare
         yield
 
-    def assign(value: object, to: nn.Module = model) -> Callable[[int], None]:
-        def run(number: int) -> None:
-            for _ in range(number):
-                to.x = value
+    @contextmanager
+    def _another_class(self) -> Iterator[None]:
+        assert "__setattr__" in vars(self.decorated)
+        yield
 
-        return run
+    def globally(self, tensor: Any) -> Any:
+        return tensor.to_global(self.P, B)
 
-    for title, value in (("m.x = 1", 1), ("m.x = global Parameter", parameter)):
-        _report(
-            title,
-            measure(
-                {
-                    "bare OneFlow (and another class is decorated)": Variant(assign(value)),
-                    "open scope": Variant(assign(value), open_scope),
-                    "after a scope": Variant(assign(value), closed_scope),
-                    "instance of a decorated class": Variant(assign(value, decorated)),
-                    "wrapt.FunctionWrapper that does nothing": Variant(assign(value), _as_proxy),
-                },
-                number=5000,
-                rounds=rounds,
-            ),
-        )
-        assert model.x is value
-        assert decorated.x is value
-        del model.x, decorated.x
-    cycles = measure({"scope": Variant(_cycle(open_scope))}, number=50, rounds=rounds)
-    _report("enter and leave a scope", cycles)
+    def table(
+        self, title: str, count: int, variants: Mapping[str, Variant], base: str, unit: str
+    ) -> Table:
+        others = {name: base for name in variants if name != base}
+        job = self.job
+        return measure(title, variants, job.device, job.rounds, count=count, unit=unit, base=others)
+
+    def kept(self, title: str, value: Any, count: int, put: Optional[Put] = None) -> Table:
+        """Assignments of a value that nothing is to be done with."""
+        variants: dict[str, Variant] = {
+            name: _assign(kind, around, lambda: [value] * count, put or _set, _is(value))
+            for name, (around, kind) in self.here.items()
+        }
+        return self.table(title, count, variants, BARE, "assignment")
+
+    def converted(self, title: str, fresh: Callable[[], Any], count: int) -> Table:
+        """Assignments of values that become global, made anew for each round."""
+
+        def values() -> list[Any]:
+            return [fresh() for _ in range(count)]
+
+        def by_hand(module: nn.Module, made: Sequence[Any]) -> None:
+            for value in made:
+                module.x = _globally(value, self.globally)
+
+        variants: dict[str, Variant] = {
+            BY_HAND: _assign(nn.Module, nullcontext, values, by_hand, _is_global),
+            BARE: _assign(nn.Module, nullcontext, values, _set, lambda _: None),
+        }
+        for name in (OPEN, DECORATED):
+            around, kind = self.here[name]
+            variants[name] = _assign(kind, around, values, _set, _is_global)
+        return self.table(title, count, variants, BY_HAND, "assignment")
+
+
+def find(job: Job) -> Found:
+    bench = Bench(job)
+    attribute = bench.kept("m.x = 1", 1, 5000)
+    parameter = nn.Parameter(bench.globally(flow.ones(4, 4)))
+    again = bench.kept("m.x = global Parameter", parameter, 2000)
+    tables = [
+        attribute,
+        again,
+        bench.kept("register_parameter, global", parameter, 2000, _register_parameter),
+        bench.kept("register_buffer, global", parameter.data, 2000, _register_buffer),
+        *(
+            bench.kept(f"m.x = module of {size} global Parameters", whole, count)
+            for size, count in SIZES
+            for whole in [_globally(_module(size), bench.globally)]
+        ),
+        bench.converted("m.x = local Parameter", lambda: nn.Parameter(flow.ones(4, 4)), 200),
+        *(
+            bench.converted(f"m.x = module of {size} local Parameters", partial(_module, size), 1)
+            for size, _ in SIZES
+        ),
+        _cycles(bench),
+    ]
+    return Found(tables, _bars(attribute, again))
+
+
+def _bars(attribute: Table, again: Table) -> list[Bar]:
+    return [
+        relative(attribute, OPEN, OPEN, BARE, 1.45),
+        relative(attribute, DECORATED, DECORATED, BARE, 1.45),
+        relative(again, OPEN, OPEN, BARE, 1.25),
+    ]
+
+
+def _cycles(bench: Bench) -> Table:
+    """Entering and leaving: the hook is put on Module, and all its subclasses see it."""
+
+    def cycle(_: object) -> None:
+        for _ in range(50):
+            with bench.open():
+                pass
+
+    @contextmanager
+    def crowd() -> Iterator[None]:
+        kinds = [type(f"Kind{at}", (nn.Module,), {}) for at in range(SUBCLASSES)]
+        yield
+        assert len(kinds) == SUBCLASSES
+
+    few, many = "OneFlow's own subclasses of Module", f"{SUBCLASSES} subclasses more"
+    variants: dict[str, Variant] = {
+        few: Work(lambda: None, cycle, lambda _: None),
+        many: Work(lambda: None, cycle, lambda _: None, crowd),
+    }
+    return bench.table("enter and leave a scope", 50, variants, few, "scope")
+
+
+def _assign(
+    kind: type[nn.Module],
+    around: Around,
+    values: Callable[[], list[Any]],
+    put: Put,
+    check: Callable[[Any], None],
+) -> Work:
+    """``put`` on a new module of this kind, which is what is checked."""
+
+    def run(made: tuple[nn.Module, list[Any]]) -> nn.Module:
+        put(*made)
+        return made[0]
+
+    return Work(lambda: (kind(), values()), run, lambda module: check(module.x), around)
+
+
+def _set(module: nn.Module, values: Sequence[Any]) -> None:
+    for value in values:
+        module.x = value
+
+
+def _register_parameter(module: nn.Module, values: Sequence[Any]) -> None:
+    for value in values:
+        module.register_parameter("x", value)
+
+
+def _register_buffer(module: nn.Module, values: Sequence[Any]) -> None:
+    for value in values:
+        module.register_buffer("x", value)
+
+
+def _module(size: int) -> nn.Module:
+    module = nn.Module()
+    for at in range(size):
+        module.register_parameter(f"p{at}", nn.Parameter(flow.ones(4, 4)))
+    return module
+
+
+def _globally(value: Any, globally: Callable[[Any], Any]) -> Any:
+    if isinstance(value, nn.Module):
+        return value._apply(globally)
+    return nn.Parameter(globally(value.data))
+
+
+def _is(expected: Any) -> Callable[[Any], None]:
+    def check(found: Any) -> None:
+        assert found is expected
+
+    return check
+
+
+def _is_global(found: Any) -> None:
+    held = list(found.parameters()) if isinstance(found, nn.Module) else [found]
+    assert held
+    assert all(one.is_global for one in held)
 
 
 @contextmanager
@@ -81,18 +232,3 @@ def _as_proxy() -> Iterator[None]:
 
     with wrapt.scoped_function_wrapper(nn.Module, "__setattr__", passing_on):
         yield
-
-
-def _cycle(open_scope: Callable[[], Any]) -> Callable[[int], None]:
-    def run(number: int) -> None:
-        for _ in range(number):
-            with open_scope():
-                pass
-
-    return run
-
-
-def _report(title: str, rows: list[Row]) -> None:
-    print(title)
-    for row in rows:
-        print(f"  {row}")

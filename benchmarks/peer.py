@@ -1,4 +1,4 @@
-"""PyTorch's rounds between ours: rank 0 runs ``peers/dtensor.py`` and asks it for one at a time."""
+"""PyTorch's rounds between ours: rank 0 runs ``peers/program.py`` and asks it for one at a time."""
 
 from __future__ import annotations
 
@@ -8,64 +8,65 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 import oneflow as flow
 
-from .subjects import Subject
-from .together import slowest
+from .devices import Device
+from .job import Job
+from .together import Round, slowest
 
-PROGRAM = Path(__file__).parent / "peers" / "dtensor.py"
+PROGRAM = Path(__file__).parent / "peers" / "program.py"
 VARIABLE = "AUTOGLOBAL_BENCH_TORCH"
 
 
-@dataclass
+@dataclass(frozen=True)
 class Peer:
-    """DTensor on as many processes as there are ranks here; they sleep between its rounds."""
+    """PyTorch on as many processes as there are ranks here; they sleep between its rounds."""
 
     process: Optional[subprocess.Popen[str]]  # of rank 0, None elsewhere
 
-    def distribute(self, subject: Subject, source: Optional[int]) -> DTensorRounds:
-        request = {"count": subject.count, "edge": subject.edge, "source": source}
-        return DTensorRounds(self.process, request)
+    def rounds(self, way: str, count: int, edge: int, **what: Any) -> PeersRounds:
+        return PeersRounds(self.process, {"way": way, "count": count, "edge": edge, **what})
 
 
 @dataclass(frozen=True)
-class DTensorRounds:
+class PeersRounds:
     process: Optional[subprocess.Popen[str]]
-    request: dict[str, Optional[int]]
+    request: dict[str, Any]
 
-    def __call__(self, check: bool = False) -> float:
+    def __call__(self, device: Device, check: bool = False) -> Round:
         seconds = self._ask({**self.request, "check": check}) if self.process else 0.0
         flow.comm.barrier()  # it sleeps; a rank that waits for an all-gather takes a whole core
-        return slowest(seconds)
+        return Round(*slowest(seconds, seconds))
 
-    def _ask(self, request: dict[str, Optional[int]]) -> float:
+    def _ask(self, request: dict[str, Any]) -> float:
         assert self.process
         assert self.process.stdin
         assert self.process.stdout
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
-        return float(json.loads(self.process.stdout.readline())["seconds"])
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"the program of PyTorch has ended at {request}")
+        return float(json.loads(answer)["seconds"])
 
 
 @contextmanager
-def dtensor(python: Optional[str]) -> Iterator[Optional[Peer]]:
-    """The peer, or None where there is no Python with torch or nothing to distribute."""
-    world, rank = flow.env.get_world_size(), flow.env.get_rank()
-    if python is None or world == 1:
-        if rank == 0 and world > 1:
-            print(f"DTensor: left out, neither {VARIABLE} nor --torch-python names a Python")
-        yield None
-        return
-    if rank > 0:
-        yield Peer(None)
-        return
-    process = subprocess.Popen(
-        [python, str(PROGRAM), "--follow", "--ranks", str(world)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with process:  # leaving it closes its input, which is its end
-        yield Peer(process)
+def pytorch(job: Job) -> Iterator[tuple[Optional[Peer], str]]:
+    """The peer and no words, or None and why it is left out."""
+    if job.device.kind != "cpu" or job.world == 1:
+        yield None, ""
+    elif job.torch is None:
+        yield None, f"PyTorch: left out, neither {VARIABLE} nor --torch-python names a Python"
+    elif job.rank > 0:
+        yield Peer(None), ""
+    else:
+        process = subprocess.Popen(
+            [job.torch, str(PROGRAM), "--ranks", str(job.world)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        with process:  # leaving it closes its input, which is its end
+            yield Peer(process), ""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import oneflow as flow
 from oneflow import nn
+
+from .job import Job
 
 Array = npt.NDArray[np.float32]
 B = flow.sbp.broadcast
@@ -19,25 +21,29 @@ SHARD = "shard"
 
 @dataclass
 class Subject:
-    """``count`` square float32 Parameters of ``edge`` rows, no two of them alike."""
+    """``count`` square float32 Parameters of ``edge`` rows, no two of them alike.
 
+    They are made in host memory, and with ``resident`` copied to the device: no kernel is needed.
+    """
+
+    job: Job
     count: int
     edge: int
-    world: int = field(default_factory=flow.env.get_world_size)
-    rank: int = field(default_factory=flow.env.get_rank)
+    resident: bool = False
 
     def __post_init__(self) -> None:
-        self.placement = flow.placement("cpu", list(range(self.world)))
+        self.world, self.rank = self.job.world, self.job.rank
+        self.placement = self.job.placement
         self._array = np.random.default_rng(0).random((self.edge, self.edge), dtype=np.float32)
-        self._tensor = flow.tensor(self._array)
 
     def __str__(self) -> str:
-        return f"{self.count} Parameters of {self.edge}x{self.edge}"
+        return f"{self.count} of {self.edge}x{self.edge}"
 
     def tensors(self, *, different: bool) -> list[flow.Tensor]:
         """Fresh local tensors, equal on all ranks or ``different`` on each of them."""
         start = _start(self.rank if different else 0)
-        return [self._tensor + float(start + index) for index in range(self.count)]
+        made = [flow.tensor(self._array + np.float32(start + k)) for k in range(self.count)]
+        return [self.job.device.copy(tensor) for tensor in made] if self.resident else made
 
     def module(self, *, different: bool) -> nn.Module:
         """A fresh local module of such Parameters."""

@@ -1,4 +1,4 @@
-"""Rounds that all ranks run together, each timed until the slowest rank has what it asked for."""
+"""Rounds that all ranks run together, those of all variants interleaved in one process."""
 
 from __future__ import annotations
 
@@ -7,69 +7,108 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Optional, Protocol
 
 import oneflow as flow
 
+from .devices import Device
+from .memory import sent_over_loopback, watched
+from .results import Line, Table
+
+
+class Round(NamedTuple):
+    """Seconds until the calls had returned and until all was done, on the slowest rank."""
+
+    enqueued: float
+    done: float
+
 
 class Variant(Protocol):
-    """One round of what is compared: its seconds, the same number on every rank."""
+    """One round of what is compared; the same numbers on every rank."""
 
-    def __call__(self, check: bool = False) -> float: ...
+    def __call__(self, device: Device, check: bool = False) -> Round: ...
 
 
 @dataclass(frozen=True)
 class Work:
-    """``run(make())`` inside ``around()``; only ``run`` is timed. ``check`` looks at its result."""
+    """``run(make())``, run inside ``around()``; only that is timed. ``check`` sees its result."""
 
     make: Callable[[], Any]
     run: Callable[[Any], Any]
     check: Callable[[Any], None]
     around: Callable[[], AbstractContextManager[object]] = nullcontext
 
-    def __call__(self, check: bool = False) -> float:
+    def __call__(self, device: Device, check: bool = False) -> Round:
+        made = self.make()
         with self.around():
-            made = self.make()
             gc.collect()
             gc.disable()
             try:
-                _finish()
+                device.synchronize()
                 flow.comm.barrier()
                 start = time.perf_counter()
                 result = self.run(made)
-                _finish()
-                seconds = time.perf_counter() - start
+                enqueued = time.perf_counter() - start
+                device.synchronize()
+                done = time.perf_counter() - start
             finally:
                 gc.enable()
             flow.comm.barrier()
             if check:
                 self.check(result)
-        return slowest(seconds)
+        return Round(*slowest(enqueued, done))
+
+    def weigh(self, device: Device) -> tuple[float, Optional[float]]:
+        """A round that is not timed: the MiB it takes at its peak, and those it sends."""
+        made = self.make()
+        with self.around():
+            with watched(device) as weight, sent_over_loopback() as sent:
+                result = self.run(made)
+                device.synchronize()
+                flow.comm.barrier()
+            del result
+        peak, out = slowest(weight(), sent())
+        return peak, None if flow.env.get_world_size() == 1 else out
 
 
-def measure(variants: Mapping[str, Variant], rounds: int) -> dict[str, list[float]]:
-    """Check every variant once, then time each of them once a round."""
+def measure(
+    title: str,
+    variants: Mapping[str, Variant],
+    device: Device,
+    rounds: int,
+    *,
+    count: int,
+    unit: str,
+    base: Mapping[str, str],
+    weigh: bool = False,
+) -> Table:
+    """Check every variant once, then time each of them once a round.
+
+    ``count`` and ``unit`` say what one round does, ``base`` with which line each is compared.
+    With ``weigh`` every :class:`Work` has one more round, for its memory and what it sends.
+    """
     for variant in variants.values():  # the warm-up as well
-        variant(check=True)
-    times: dict[str, list[float]] = {name: [] for name in variants}
+        variant(device, check=True)
+    lines = {name: Line(name, [], [], base.get(name, "")) for name in variants}
     order = list(variants)
     for _ in range(rounds):
         for name in order:
-            times[name].append(variants[name]())
+            found = variants[name](device)
+            lines[name].done.append(found.done)
+            lines[name].enqueued.append(found.enqueued)
         order.append(order.pop(0))  # what a variant leaves behind meets each of the others
-    return times
+    for name, variant in variants.items():
+        if weigh and isinstance(variant, Work):
+            lines[name].peak, lines[name].sent = variant.weigh(device)
+    return Table(title, flow.env.get_world_size(), count, unit, list(lines.values()))
 
 
-def slowest(seconds: float) -> float:
-    """The largest of what the ranks give."""
+def slowest(*seconds: float) -> list[float]:
+    """The largest of what the ranks give, number by number."""
     world = flow.env.get_world_size()
     if world == 1:
-        return seconds
-    found = flow.zeros(world, dtype=flow.float64)
-    flow.comm.all_gather_into_tensor(found, flow.tensor([seconds], dtype=flow.float64))
-    return float(found.numpy().max())
-
-
-def _finish() -> None:
-    """Wait for what was enqueued: OneFlow's calls return long before their work is done."""
-    flow._oneflow_internal.eager.Sync()
+        return list(seconds)
+    mine = flow.tensor(list(seconds), dtype=flow.float64)
+    found = flow.zeros(world * len(seconds), dtype=flow.float64)
+    flow.comm.all_gather_into_tensor(found, mine)
+    return [float(one) for one in found.numpy().reshape(world, -1).max(axis=0)]

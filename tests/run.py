@@ -6,16 +6,21 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 
 from tools.launch import TIMED_OUT, launch
+
+WORKERS = 4
 
 
 def run(ranks: int, pytest_args: list[str], limit: float) -> int:
     command = ["-m", "pytest", "-q", *pytest_args]
     if ranks > 1:
         return launch(ranks, command, limit=limit)
+    # One rank has nobody to wait for: file by file on all cores.
+    command += ["-n", str(min(WORKERS, len(os.sched_getaffinity(0)))), "--dist", "loadfile"]
     try:
         return subprocess.run([sys.executable, *command], timeout=limit).returncode
     except subprocess.TimeoutExpired:

@@ -1,8 +1,8 @@
-"""PyTorch DTensor's ``distribute_tensor(..., [Shard(0)])`` on gloo ranks of this machine, as JSON.
+"""PyTorch's rounds, on gloo ranks of this machine: one for each line of standard input.
 
-A program of its own, for a Python with torch: ``PYTHON benchmarks/peers/dtensor.py --ranks 2``.
-With ``--follow`` it does one round for each line of its standard input, so that another program
-can put its own rounds between these.
+A program of its own, for a Python with torch and, for one of its ways, accelerate. A line is JSON
+with ``way`` and what that way needs; the answer is a line with the seconds of the slowest rank.
+With ``check`` the result is looked at as well.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import functools
 import gc
 import json
 import os
-import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Optional
 
 import torch  # type: ignore[import-not-found]
@@ -24,19 +24,20 @@ import torch.distributed as dist  # type: ignore[import-not-found]
 import torch.multiprocessing as mp  # type: ignore[import-not-found]
 from torch.distributed.device_mesh import init_device_mesh  # type: ignore[import-not-found]
 from torch.distributed.tensor import (  # type: ignore[import-not-found]
+    DTensor,
     Shard,
     distribute_tensor,
 )
+from torch.nn.modules.module import (  # type: ignore[import-not-found]
+    register_module_parameter_registration_hook,
+)
 
 Request = dict[str, Any]
-SIZES = ((300, 64), (20, 2048))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--follow", action="store_true")
     options = parser.parse_args()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with tempfile.TemporaryDirectory() as folder:
@@ -49,35 +50,12 @@ def main() -> None:
         for process in started:
             process.start()
         _join_group(0, *place)
-        if options.follow:
-            for line in sys.stdin:
-                print(json.dumps({"seconds": _lead(json.loads(line))}), flush=True)
-        else:
-            medians = {name: statistics.median(all_) for name, all_ in _rounds(options.rounds)}
-            print(json.dumps({**vars(options), "torch": torch.__version__, "medians": medians}))
+        for line in sys.stdin:
+            print(json.dumps({"seconds": _lead(json.loads(line))}), flush=True)
         dist.broadcast_object_list([None])
         for process in started:
             process.join()
         dist.destroy_process_group()
-
-
-def _rounds(rounds: int) -> Iterator[tuple[str, list[float]]]:
-    for count, edge in SIZES:
-        requests: dict[str, Request] = {
-            f"{count} of {edge}x{edge}, src_data_rank={source}": {
-                "count": count,
-                "edge": edge,
-                "source": source,
-            }
-            for source in (0, None)
-        }
-        for request in requests.values():  # warm-up
-            _lead({**request, "check": True})
-        times: dict[str, list[float]] = {name: [] for name in requests}
-        for _ in range(rounds):
-            for name, request in requests.items():
-                times[name].append(_lead(request))
-        yield from times.items()
 
 
 def _join_group(rank: int, world: int, store: str) -> None:
@@ -104,31 +82,111 @@ def _lead(request: Request) -> float:
 
 def _one_round(request: Request) -> float:
     """The seconds of the slowest rank for ``count`` tensors that were made before."""
-    rank, world = dist.get_rank(), dist.get_world_size()
-    source, edge, mesh = request["source"], request["edge"], _mesh(world)
-    start_at = 0 if source is None else 1000 * rank  # equal copies where nothing is sent
-    base = torch.arange(edge * edge, dtype=torch.float32).reshape(edge, edge) % 1000
-    tensors = [base + float(start_at + index) for index in range(request["count"])]
-    gc.collect()
-    gc.disable()
-    dist.barrier()
-    start = time.perf_counter()
-    made = [distribute_tensor(t, mesh, [Shard(0)], src_data_rank=source) for t in tensors]
-    seconds = time.perf_counter() - start
-    gc.enable()
-    dist.barrier()
+    ways = {"distribute": _distribute, "assign": _assign}
+    around, run, check = ways[request["way"]](request)
+    with around:
+        gc.collect()
+        gc.disable()
+        dist.barrier()
+        start = time.perf_counter()
+        made = run()
+        seconds = time.perf_counter() - start
+        gc.enable()
+        dist.barrier()
     if request.get("check"):
-        for index, found in enumerate(made):
-            assert found.shape == (edge, edge)
-            assert torch.equal(found.to_local(), (base + float(index)).chunk(world)[rank])
+        check(made)
     slowest = torch.tensor(seconds, dtype=torch.float64)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     return float(slowest)
 
 
+Round = tuple[AbstractContextManager[object], Callable[[], Any], Callable[[Any], None]]
+
+
+def _distribute(request: Request) -> Round:
+    """Tensors that exist, one after another; ``source`` is distribute_tensor's src_data_rank."""
+    source, mesh = request["source"], _mesh()
+    tensors = _tensors(request, different=source is not None)
+
+    def run() -> list[Any]:
+        return [distribute_tensor(t, mesh, [Shard(0)], src_data_rank=source) for t in tensors]
+
+    return nullcontext(), run, functools.partial(_are_shards, request)
+
+
+def _assign(request: Request) -> Round:
+    """Parameters assigned to a module one by one, in the surroundings that ``how`` names."""
+    how, mesh = request["how"], _mesh()
+    tensors = _tensors(request, different=how == "DTensor from rank 0")
+
+    def run() -> torch.nn.Module:
+        module = torch.nn.Module()
+        for at, tensor in enumerate(tensors):
+            setattr(module, f"p{at}", torch.nn.Parameter(tensor))
+        return module
+
+    def distribute(source: Optional[int]) -> AbstractContextManager[object]:
+        def hook(module: Any, name: str, parameter: Any) -> Any:
+            made = distribute_tensor(parameter.data, mesh, [Shard(0)], src_data_rank=source)
+            return torch.nn.Parameter(made)
+
+        return _registered(hook)
+
+    def on_device() -> AbstractContextManager[object]:
+        import accelerate  # type: ignore[import-not-found]
+
+        around: AbstractContextManager[object] = accelerate.init_on_device(torch.device("cpu"))
+        return around
+
+    surroundings: dict[str, Callable[[], AbstractContextManager[object]]] = {
+        "bare": nullcontext,
+        "hook": lambda: _registered(lambda module, name, parameter: None),
+        "init_on_device": on_device,
+        "DTensor from rank 0": lambda: distribute(0),
+        "DTensor, nothing sent": lambda: distribute(None),
+    }
+
+    def check(module: Any) -> None:
+        held = [one.detach() for one in module.parameters()]
+        if how.startswith("DTensor"):
+            _are_shards(request, held)
+        else:
+            assert not any(isinstance(one, DTensor) for one in held)
+            assert all(torch.equal(one, tensor) for one, tensor in zip(held, tensors))
+
+    return surroundings[how](), run, check
+
+
+@contextmanager
+def _registered(hook: Callable[[Any, str, Any], Any]) -> Any:
+    handle = register_module_parameter_registration_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _tensors(request: Request, *, different: bool) -> list[Any]:
+    start = 1000 * dist.get_rank() * different
+    return [_base(request["edge"]) + float(start + at) for at in range(request["count"])]
+
+
+def _base(edge: int) -> Any:
+    return torch.arange(edge * edge, dtype=torch.float32).reshape(edge, edge) % 1000
+
+
+def _are_shards(request: Request, made: list[Any]) -> None:
+    """Each is the own part of rank 0's values, or of equal copies of them."""
+    assert len(made) == request["count"]
+    for at, found in enumerate(made):
+        whole = _base(request["edge"]) + float(at)
+        assert found.shape == whole.shape
+        assert torch.equal(found.to_local(), whole.chunk(dist.get_world_size())[dist.get_rank()])
+
+
 @functools.lru_cache
-def _mesh(world: int) -> Any:
-    return init_device_mesh("cpu", (world,))
+def _mesh() -> Any:
+    return init_device_mesh("cpu", (dist.get_world_size(),))
 
 
 if __name__ == "__main__":
