@@ -9,6 +9,7 @@ from itertools import product
 from typing import Any, Literal, Union
 
 import oneflow as flow
+from oneflow import nn
 
 from .errors import ConversionError, SpecError, SpecTypeError
 from .ranks import this_rank, world_size
@@ -177,6 +178,13 @@ def check_flag(option: str, value: Any) -> None:
     """Raise :class:`SpecTypeError` where ``value`` is no bool."""
     if not isinstance(value, bool):
         raise SpecTypeError(f"{option} must be True or False. Received: {option}={value!r}")
+
+
+def check_module(module: Any, function: str) -> None:
+    """Raise :class:`SpecTypeError` where what was given to ``function`` is no module."""
+    if not isinstance(module, nn.Module):
+        hint = f". Write {function} for the module in it" * isinstance(module, nn.Graph)
+        raise SpecTypeError(f"module must be an nn.Module. Received: {type(module)!r}{hint}")
 
 
 def _check_timeout(value: Any) -> None:
