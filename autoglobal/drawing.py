@@ -104,13 +104,16 @@ def _name(index: int) -> str:
 
 
 def _notes(report: Content, limit: int) -> list[str]:
-    key = "In each part: the ranks that hold it. Cuts are to scale along each axis."
+    key = [
+        "In each part: the ranks that hold it. 0-3: each of the four; 0 + 1: what is to be added.",
+        "Cuts are to scale along each axis. An sbp has one entry per dimension of its placement.",
+    ]
     left_out = report.rows[limit:]
     if not left_out:
-        return [key]
+        return key
     first, last = left_out[0].path, left_out[-1].path
     names = first if len(left_out) == 1 else f"{first} ... {last}"
-    return [key, f"Not drawn (limit={limit}): {len(left_out)} more, {names}"]
+    return [*key, f"Not drawn (limit={limit}): {len(left_out)} more, {names}"]
 
 
 def _flow(canvas: Canvas, legends: Sequence[_Box], width: float, top: float) -> float:
@@ -157,19 +160,21 @@ def _legend(name: str, placement: Any, world_size: int) -> _Box:
 
 def _grid(ranks: Any, index: tuple[int, ...]) -> _Box:
     """The last one or two dimensions of a placement, at an index of those before."""
-    canvas, dims = Canvas(), len(index) + ranks.ndim
-    left = _CELL_HEIGHT if ranks.ndim == 2 else 0
-    at = "".join(f"dim {dim} = {one}, " for dim, one in enumerate(index))
-    canvas.text(left, 11, f"{at}dim {dims - 1} →", "soft", size=10)
+    canvas, first = Canvas(), len(index)
+    caption = f"dimension{'s' * (ranks.ndim > 1)} {first} "
+    if ranks.ndim == 2:
+        caption += f"\N{DOWNWARDS ARROW}, {first + 1} "
+    caption += "\N{RIGHTWARDS ARROW}"
+    if index:
+        caption = f"[{', '.join(map(str, index))}, :, :]: {caption}"
+    canvas.text(0, 11, caption, "soft", size=10)
     table = ranks if ranks.ndim == 2 else ranks[None]
     rows, columns = _some(table.shape[0]), _some(table.shape[1])
     for down, row in enumerate(rows):
         for across, column in enumerate(columns):
             rank = None if row is None or column is None else int(table[row, column])
-            _cell(canvas, left + across * _CELL_WIDTH, 16 + down * _CELL_HEIGHT, rank)
-    if ranks.ndim == 2:
-        canvas.text(0, 28, f"dim {dims - 2}", "soft", size=10)
-    width = max(left + len(columns) * _CELL_WIDTH, left + text_width(f"{at}dim 0 >", 10))
+            _cell(canvas, across * _CELL_WIDTH, 16 + down * _CELL_HEIGHT, rank)
+    width = max(len(columns) * _CELL_WIDTH, text_width(caption, 10))
     return _Box(canvas, width, 16 + len(rows) * _CELL_HEIGHT)
 
 

@@ -74,3 +74,40 @@ def show_ranks(ranks: Sequence[int]) -> str:
         return ", ".join(map(str, ranks))
     dots = f"{ranks[0]}, {ranks[1]}, ..., {ranks[-1]}"
     return dots if even else f"{dots} ({len(ranks)} ranks)"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What can be seen of parts along the axes that are drawn, the first of them down.
+
+    There are several parts in one that are apart along another axis.
+    """
+
+    starts: Shape
+    lengths: Shape
+    parts: list[Part]
+
+    @property
+    def label(self) -> str:
+        """Who holds it, with ``|`` between the parts."""
+        return " | ".join(show_holders(part) for part in self.parts)
+
+    @property
+    def first(self) -> int:
+        return min(part.ranks[0] for part in self.parts)
+
+    @property
+    def is_sum(self) -> bool:
+        return any(len(part.summands) > 1 for part in self.parts)
+
+
+def cells_of(parts: Sequence[Part], axes: tuple[int, ...]) -> list[Cell]:
+    """The cells row by row; what has one axis is one row."""
+    cells: dict[tuple[Shape, Shape], Cell] = {}
+    for part in parts:
+        starts = tuple(part.starts[axis] for axis in axes)
+        lengths = tuple(part.lengths[axis] for axis in axes)
+        if len(axes) == 1:
+            starts, lengths = (0, *starts), (1, *lengths)
+        cells.setdefault((starts, lengths), Cell(starts, lengths, [])).parts.append(part)
+    return sorted(cells.values(), key=lambda cell: cell.starts)

@@ -5,7 +5,7 @@ Nothing here runs an operation, meets another rank, or calls the code of a user'
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, Optional
 
 from oneflow import Tensor, nn
@@ -147,9 +147,8 @@ def loose_in(module: Module, held: list[Held]) -> list[Loose]:
     return found
 
 
-def _may_hold(value: Any) -> bool:
-    # By type(): isinstance asks the value for its __class__.
-    return issubclass(type(value), (Tensor, nn.Module, dict, list, tuple))
+def _may_hold(kind: type) -> bool:
+    return issubclass(kind, (Tensor, nn.Module, dict, list, tuple))
 
 
 def _attributes(module: Module, path: str) -> Iterator[tuple[str, Any]]:
@@ -158,12 +157,13 @@ def _attributes(module: Module, path: str) -> Iterator[tuple[str, Any]]:
     for name, value in module.__dict__.items():
         # What weight_norm keeps under the weight's name is computed anew in each forward pass.
         is_normed = f"{name}_g" in parameters and f"{name}_v" in parameters
-        if name not in _OWN and _may_hold(value) and not is_normed:
+        if name not in _OWN and _may_hold(type(value)) and not is_normed:
             yield join(path, name), value
 
 
 def _inside(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    # By the built-in types' own methods: those of a subclass may be anybody's.
+    # By type() and the built-in types' own methods: isinstance asks a value for its __class__, and
+    # the methods of a subclass may be anybody's.
     kind = type(value)
     if issubclass(kind, nn.Module):
         for which in (*TENSOR_STORES, "_modules"):
@@ -173,9 +173,13 @@ def _inside(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield from _attributes(value, path)
         return
     if issubclass(kind, dict):
-        entries: Iterator[tuple[Any, Any]] = iter(dict.items(value))
+        values: Iterable[Any] = dict.values(value)
+        entries: Iterable[tuple[Any, Any]] = dict.items(value)
     else:
-        entries = enumerate((list if issubclass(kind, list) else tuple).__iter__(value))
+        builtin = list if issubclass(kind, list) else tuple
+        values, entries = builtin.__iter__(value), enumerate(builtin.__iter__(value))
+    if not any(map(_may_hold, set(map(type, values)))):
+        return  # so quickly that a list of millions of numbers does no harm
     for key, one in entries:
-        if _may_hold(one):
+        if _may_hold(type(one)):
             yield f"{path}[{key!r}]" if type(key) in (str, int) else f"{path}[...]", one

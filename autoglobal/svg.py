@@ -8,8 +8,9 @@ from .table import shown
 
 CHARACTER = 0.61  # of the font size: the width of one in a monospaced font
 _PALETTE = (
-    *("#8ecae6", "#ffb703", "#95d5b2", "#f4a6c0", "#cdb4f6", "#f3e37c", "#f0a58a", "#a9c6b8"),
+    *("#8ecae6", "#ffd166", "#95d5b2", "#f4a6c0", "#cdb4f6", "#f3e37c", "#f0a58a", "#a9c6b8"),
 )
+NOBODYS = "#d8dee4"
 # Text inside of a part is dark in both: so are its colours.
 _STYLE = """
 text { font-family: ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace; fill: #1f2328 }
@@ -97,7 +98,8 @@ def page(content: Canvas, width: float, height: float, title: str) -> str:
 
 def colour(rank: int) -> str:
     """The same for a rank wherever it is drawn."""
-    return _PALETTE[rank % len(_PALETTE)]
+    # Ranks that are a whole palette apart are neighbours in a split over another dimension.
+    return _PALETTE[(rank + rank // len(_PALETTE)) % len(_PALETTE)]
 
 
 def number(value: float) -> str:
@@ -111,8 +113,18 @@ def text_width(text: str, size: float) -> float:
 
 def shortened(text: str, width: float, size: float = 11) -> str:
     """The text, without its middle where it is too long."""
-    most = max(3, int(width / size / CHARACTER))
+    most = _most(width, size)
     if len(text) <= most:
         return text
     head = (most - 1) // 3
     return f"{text[:head]}…{text[len(text) - (most - 1 - head) :]}"
+
+
+def cut(text: str, width: float, size: float = 11) -> str:
+    """The text, without its end where it is too long."""
+    most = _most(width, size)
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _most(width: float, size: float) -> int:
+    return max(3, int(width / size / CHARACTER))

@@ -58,6 +58,7 @@ def test_there_are_examples_for_what_people_call():
     assert {name.split()[0] for name in EXAMPLES} >= {
         *("global_scope", "local_scope", "current_scope"),
         *("auto_global", "local_to_global", "optimizer_to_global"),
+        *("describe", "Report"),
     }
 
 
