@@ -49,15 +49,17 @@ def findings_of(
 
 def _mixed(rows: Sequence[Row]) -> Iterator[Finding]:
     local = tuple(row.path for row in rows if not row.is_global)
-    if not local or len(local) == len(rows):
-        return
-    yield Finding(
-        "local",
-        local,
-        f"local, while {len(rows) - len(local)} of the module's {len(rows)} tensors are global: "
-        f"{_listed(local)}. An operation on both raises 'inconsistent attributes'. Write "
-        "local_to_global(module, placement, sbp)",
-    )
+    count = len(rows) - len(local)
+    if local and count:
+        there = (
+            f"{count} of the module's {len(rows)} tensors {'is' if count == 1 else 'are'} global"
+        )
+        yield Finding(
+            "local",
+            local,
+            f"local, while {there}: {_listed(local)}. An operation on both raises 'inconsistent "
+            "attributes'. Write local_to_global(module, placement, sbp)",
+        )
 
 
 def _unregistered(attributes: Sequence[Row]) -> Iterator[Finding]:

@@ -40,7 +40,7 @@ class Content(Protocol):
 def render(report: Content, console: Console, options: ConsoleOptions) -> RenderResult:
     """What rich prints: one line a tensor, or two where they do not fit."""
     table = _wide(report, box.ROUNDED)
-    if Measurement.get(console, options, table)[1] > options.max_width:
+    if _width(console, table) > options.max_width:
         table = _narrow(report)
     yield from _around(report, table)
 
@@ -67,9 +67,14 @@ def html(report: Content) -> str:
     """What a notebook shows, as wide as the table."""
     console = Console(file=io.StringIO(), record=True, width=_WIDE, **_ELSEWHERE)
     table = _wide(report, box.ROUNDED)
-    console.width = max(_READABLE, Measurement.get(console, console.options, table)[1])
+    console.width = max(_READABLE, _width(console, table))
     console.print(Group(*_around(report, table)))
     return console.export_html(inline_styles=True, code_format=_NOTEBOOK)
+
+
+def _width(console: Console, table: Table) -> int:
+    """What the table needs; of a console's own options it would get no more than there is."""
+    return Measurement.get(console, console.options.update(max_width=_WIDE), table).maximum
 
 
 def shown(text: str) -> str:
