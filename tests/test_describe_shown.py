@@ -87,7 +87,11 @@ def test_a_notebook_gets_html(P):
     assert html.startswith("<pre")
     assert "sub.lin.weight" in html
     assert CODE not in html
-    assert "color: #808000" in html, "what is local beside global ones stands out"
+    lines = {
+        path: next(line for line in html.splitlines() if path in line) for path in ("old", "new")
+    }
+    assert "color: #808000" in lines["new"], "what is local beside global ones stands out"
+    assert "color: #808000" not in lines["old"]
 
 
 def test_names_are_shown_and_not_interpreted():

@@ -61,8 +61,23 @@ def parts(panel: ElementTree.Element) -> list[tuple[str, list[float]]]:
     ]
 
 
+def assert_tiled(panel: ElementTree.Element) -> None:
+    """The parts fill one rectangle inside of the panel's frame, and nothing twice."""
+    boxes = np.array([box for _, box in parts(panel)])
+    frame = next(box for box in panel.iter(f"{NS}rect") if box.get("class") == "panel")
+    starts, ends = boxes[:, :2], boxes[:, :2] + boxes[:, 2:]
+    whole = ends.max(axis=0) - starts.min(axis=0)
+    assert boxes[:, 2:].prod(axis=1).sum() == pytest.approx(whole.prod(), rel=0.01)
+    assert (starts.min(axis=0) > 0).all()
+    assert (ends.max(axis=0) < [float(frame.get("width")), float(frame.get("height"))]).all()
+    for at in range(len(boxes)):
+        overlap = np.minimum(ends[at], ends) - np.maximum(starts[at], starts)
+        assert [*np.flatnonzero((overlap > 0.05).all(axis=1))] == [at]
+
+
 def check_against(array: np.ndarray, placement, sbp, panel: ElementTree.Element) -> None:
-    """Each rank is told with the very part that OneFlow gives it, and in the drawn part."""
+    """Each rank is told with the very part that OneFlow gives it, and the parts are tiles."""
+    assert_tiled(panel)
     told = {text.split(" on rank ")[1]: text for text, _ in parts(panel)}
     for rank in placement.ranks.flatten():
         (text,) = [text for who, text in told.items() if str(rank) in re.findall(r"\d+", who)]
@@ -83,7 +98,9 @@ def test_a_split_is_cut_to_scale_with_a_rank_in_each_part(drawn, P, world, sbp):
     expected = [len(piece) for piece in np.array_split(range(9 if sbp == S0 else 7), world)]
     scale = sum(lengths) / sum(expected)
     assert lengths == pytest.approx([scale * length for length in expected], abs=0.02)
-    assert len({box[other] for _, box in parts(panel)}) == 1
+    (across,) = {box[other] for _, box in parts(panel)}
+    ratio = sum(lengths) / across
+    assert ratio == pytest.approx(9 / 7 if sbp == S0 else 7 / 9, rel=0.01), "in proportion"
     for text in ("Model, parameter", "(9, 7) float32", f"split(dim={int(sbp == S1)}) on A"):
         assert text in texts(panel)
     assert {"axis 1: 7 \N{RIGHTWARDS ARROW}", "\N{LEFTWARDS ARROW} axis 0: 9"} <= {*texts(panel)}
@@ -135,7 +152,7 @@ class TestMesh:
         ids=str,
     )
     def test_who_holds_what(self, drawn, sbp, labels):
-        array, mesh = counted(7, 9), flow.placement("cpu", [[0, 1], [2, 3]])
+        array, mesh = counted(41, 7), flow.placement("cpu", [[0, 1], [2, 3]])
         panel = panels(drawn(one("w", array, mesh, sbp)))["w"]
         assert labels <= {*texts(panel)}
         assert {text.split(" on rank ")[1] for text, _ in parts(panel)} == labels
