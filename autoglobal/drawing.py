@@ -11,9 +11,8 @@ from typing import Any, NamedTuple, Protocol
 from .errors import SpecError, SpecTypeError
 from .panel import WIDTH, frame, panel_of
 from .parts import show_ranks
-from .rows import Row, Total, layout_of
+from .rows import Row, Total, layout_of, shown
 from .svg import Canvas, colour, page, shortened, text_width
-from .table import shown
 
 _GAP = 16
 _CELL_WIDTH, _CELL_HEIGHT = 30, 20

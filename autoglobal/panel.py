@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from .parts import Cell, Part, cells_of, drawn_axes, parts_of, show_holders, show_ranks
-from .rows import Row, layout_of
+from .rows import Row, kind_of, layout_of, shown
 from .rules import PARTIAL_SUM, show_sbp
 from .svg import NOBODYS, Canvas, colour, cut, hint, number, shortened, text_width
-from .table import kind_of, shown
 
 WIDTH = 300
 _EDGE = 14  # between a panel's frame and what is in it

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from .convert import where
 from .rules import PARTIAL_SUM, NdSbp, split_axis
-from .spec import GlobalSpec, Shape
+from .spec import Layout, Shape
 
 _SHOWN = 6  # ranks of a list
 
@@ -29,7 +29,7 @@ class Part:
         return sorted(rank for group in self.summands for rank in group)
 
 
-def parts_of(shape: Shape, sbp: NdSbp, layout: GlobalSpec) -> list[Part]:
+def parts_of(shape: Shape, sbp: NdSbp, layout: Layout) -> list[Part]:
     """The parts of a tensor, in the order of the placement's ranks."""
     groups: dict[tuple[Shape, Shape], dict[Shape, list[int]]] = {}
     summed = [dim for dim, one in enumerate(sbp) if one == PARTIAL_SUM]

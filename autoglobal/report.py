@@ -39,7 +39,7 @@ class Report:
     ``warnings`` are what will bite: ``kind``, ``paths``, ``text``.
 
     ``print`` shows it with rich in a terminal, a notebook does by itself, and anywhere else it
-    is plain ASCII. The report holds no tensor of the module.
+    is plain text. The report holds no tensor of the module.
     """
 
     module: str
@@ -84,7 +84,7 @@ class Report:
         }
 
     def text(self) -> str:
-        """The table in plain ASCII, wherever the standard output goes."""
+        """The table in plain text, wherever the standard output goes."""
         return table.plain_text(self)
 
     def draw(self, path: str | os.PathLike[str], *, limit: int = 60) -> None:

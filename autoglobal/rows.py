@@ -10,8 +10,8 @@ from typing import Any, Literal, Optional
 
 from .contents import item_size, nbytes_of
 from .registry import Module
-from .rules import BROADCAST, NdSbp, show_sbp
-from .spec import GlobalSpec, Shape
+from .rules import NdSbp, show_sbp
+from .spec import Layout, Shape
 from .survey import Held, Loose
 
 
@@ -92,9 +92,9 @@ class Total:
 
 
 @lru_cache(maxsize=64)
-def layout_of(placement: Any) -> GlobalSpec:
-    """What a placement looks like, of which tensors are there already."""
-    return GlobalSpec(placement, [BROADCAST] * placement.ranks.ndim)
+def layout_of(placement: Any) -> Layout:
+    """Not checked: tensors are there, if perhaps on devices that this rank has none of."""
+    return Layout(placement)
 
 
 def rows_of(held: Iterable[Held]) -> tuple[Row, ...]:
@@ -170,8 +170,9 @@ def show_placement(placement: Any) -> str:
 def _show_ranks(ranks: Any) -> str:
     if not isinstance(ranks, list):
         return str(ranks)
-    shown = [_show_ranks(one) for one in (ranks if len(ranks) <= 8 else [ranks[0], ranks[-1]])]
-    return f"[{', '.join(shown if len(ranks) <= 8 else [shown[0], '...', shown[1]])}]"
+    if len(ranks) > 8:
+        return f"[{_show_ranks(ranks[0])}, ..., {_show_ranks(ranks[-1])}]"
+    return f"[{', '.join(map(_show_ranks, ranks))}]"
 
 
 def placement_dict(placement: Any) -> dict[str, Any] | None:
@@ -179,3 +180,14 @@ def placement_dict(placement: Any) -> dict[str, Any] | None:
     if placement is None:
         return None
     return {"type": placement.type, "ranks": placement.ranks.tolist()}
+
+
+def kind_of(row: Row) -> str:
+    """``parameter``, or ``buffer, not saved``."""
+    frozen = row.kind == "parameter" and not row.requires_grad
+    return f"{row.kind}{', frozen' * frozen}{', not saved' * (not row.saved)}"
+
+
+def shown(text: str) -> str:
+    """The text with what cannot be printed, such as codes for colours, written out."""
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)

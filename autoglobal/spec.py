@@ -35,39 +35,10 @@ _CHOICES: dict[str, tuple[object, ...]] = {
 
 
 @dataclass(frozen=True)
-class GlobalSpec:
-    """A placement, an sbp and the options of :func:`autoglobal.global_scope`, all of them valid.
-
-    Raises :class:`SpecTypeError` and :class:`SpecError` for what cannot work, on every rank
-    alike: OneFlow itself would accept much of it here, and then hang or abort when it is used.
-    """
+class Layout:
+    """Where the ranks of a placement are in it."""
 
     placement: Any
-    sbp: Any
-    source: Source = "full"
-    when: When = "assign"
-    existing: Existing = "keep"
-    buffers: Buffers = "broadcast"
-    unsplittable: Unsplittable = "error"
-    same_placement: bool = False
-    check: bool = True
-    timeout: float = TIMEOUT
-    rules: Rules = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        _check_placement(self.placement)
-        object.__setattr__(self, "rules", Rules(self.sbp, self.placement))
-        for option, allowed in _CHOICES.items():
-            value = getattr(self, option)
-            # By type as well: 0 and False are equal.
-            if not any(type(value) is type(known) and value == known for known in allowed):
-                raise SpecError(
-                    f"{option} must be one of {', '.join(map(repr, allowed))}. "
-                    f"Received: {option}={value!r}"
-                )
-        check_flag("same_placement", self.same_placement)
-        check_flag("check", self.check)
-        _check_timeout(self.timeout)
 
     @cached_property
     def hierarchy(self) -> Shape:
@@ -107,6 +78,41 @@ class GlobalSpec:
             if axis is not None:  # the first pieces are the longer ones
                 part[axis] = part[axis] // ranks + (index < part[axis] % ranks)
         return tuple(part)
+
+
+@dataclass(frozen=True)
+class GlobalSpec(Layout):
+    """A placement, an sbp and the options of :func:`autoglobal.global_scope`, all of them valid.
+
+    Raises :class:`SpecTypeError` and :class:`SpecError` for what cannot work, on every rank
+    alike: OneFlow itself would accept much of it here, and then hang or abort when it is used.
+    """
+
+    sbp: Any
+    source: Source = "full"
+    when: When = "assign"
+    existing: Existing = "keep"
+    buffers: Buffers = "broadcast"
+    unsplittable: Unsplittable = "error"
+    same_placement: bool = False
+    check: bool = True
+    timeout: float = TIMEOUT
+    rules: Rules = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _check_placement(self.placement)
+        object.__setattr__(self, "rules", Rules(self.sbp, self.placement))
+        for option, allowed in _CHOICES.items():
+            value = getattr(self, option)
+            # By type as well: 0 and False are equal.
+            if not any(type(value) is type(known) and value == known for known in allowed):
+                raise SpecError(
+                    f"{option} must be one of {', '.join(map(repr, allowed))}. "
+                    f"Received: {option}={value!r}"
+                )
+        check_flag("same_placement", self.same_placement)
+        check_flag("check", self.check)
+        _check_timeout(self.timeout)
 
     @cached_property
     def texts(self) -> list[str]:

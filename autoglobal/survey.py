@@ -15,8 +15,13 @@ from .registry import STORE_OF, STORES, TENSOR_STORES, Module, join, store
 from .spec import GlobalSpec, Kind
 
 KINDS: tuple[Kind, ...] = ("parameter", "buffer")
-# What OneFlow keeps for itself in a module's __dict__.
-_OWN = {*STORES, "_non_persistent_buffers_set", "_oneflow_internal_module_tensor_applied_dict__"}
+# What OneFlow keeps for itself in a module's __dict__: the registry, a cache of _apply, the weights
+# that an RNN lists anew in each forward pass, DistributedDataParallel's buckets for gradients.
+_OWN = {
+    *STORES,
+    *("_non_persistent_buffers_set", "_oneflow_internal_module_tensor_applied_dict__"),
+    *("_flat_weights", "_bucket_tensors"),
+}
 
 
 class Level(NamedTuple):

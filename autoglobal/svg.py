@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from .table import shown
+from .rows import shown
 
 CHARACTER = 0.61  # of the font size: the width of one in a monospaced font
 _PALETTE = (

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .findings import Finding
-from .rows import Row, Total, show_placement
+from .rows import Row, Total, kind_of, show_placement, shown
 from .rules import show_sbp
 
 _COLUMNS = ("path", "class", "kind", "shape", "here", "dtype", "placement", "sbp", "bytes here")
@@ -46,7 +46,7 @@ def render(report: Content, console: Console, options: ConsoleOptions) -> Render
 
 
 def plain_text(report: Content) -> str:
-    """ASCII lines of any length, without codes for colours."""
+    """Lines of any length, of ASCII characters but for names, without codes for colours."""
     stream = io.StringIO()
     console = Console(file=stream, width=_WIDE, color_system=None, **_ELSEWHERE)
     console.print(Group(*_around(report, _wide(report, box.MARKDOWN))))
@@ -75,11 +75,6 @@ def html(report: Content) -> str:
 def _width(console: Console, table: Table) -> int:
     """What the table needs; of a console's own options it would get no more than there is."""
     return Measurement.get(console, console.options.update(max_width=_WIDE), table).maximum
-
-
-def shown(text: str) -> str:
-    """The text with what cannot be printed, such as codes for colours, written out."""
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
 
 
 def _around(report: Content, table: Table) -> Iterator[RenderableType]:
@@ -136,12 +131,6 @@ def _cells(row: Row) -> Iterator[str]:
     yield f"local, {row.device}" if row.placement is None else show_placement(row.placement)
     yield "-" if row.sbp is None else show_sbp(row.sbp)
     yield f"{row.nbytes:,}"
-
-
-def kind_of(row: Row) -> str:
-    """``parameter``, or ``buffer, not saved``."""
-    frozen = row.kind == "parameter" and not row.requires_grad
-    return f"{row.kind}{', frozen' * frozen}{', not saved' * (not row.saved)}"
 
 
 def _total(total: Total) -> str:

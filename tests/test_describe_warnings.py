@@ -86,6 +86,17 @@ class TestAttributes:
         m.again = [m.sub, m.sub.weight, m]
         assert describe(m).attributes == ()
 
+    def test_the_list_that_an_rnn_makes_anew_is_none(self, P):
+        m = Model()
+        m.rnn = nn.LSTM(2, 2)
+        m.to_global(P, B)  # which leaves the old local Parameters in the list
+        assert vars(m.rnn)["_flat_weights"][0].is_local
+        assert describe(m).attributes == ()
+
+    @pytest.mark.ranks(2, 4)
+    def test_the_buckets_of_a_wrapped_module_are_none(self):
+        assert describe(nn.parallel.DistributedDataParallel(nn.Linear(2, 2))).attributes == ()
+
     def test_what_weight_norm_computes_anew_is_none(self):
         m = nn.utils.weight_norm(nn.Linear(2, 2))
         assert isinstance(vars(m)["weight"], flow.Tensor)
