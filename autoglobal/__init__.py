@@ -11,6 +11,7 @@
 - ``local_to_global``: a module that exists already
 - ``optimizer_to_global``: the optimizer that goes with it
 - ``current_scope``: the scope in force
+- ``describe``: what a module holds, where, and what will bite
 """
 
 from ._oneflow import require_oneflow
@@ -35,6 +36,7 @@ from .local import local_scope  # noqa: E402
 from .migrate import local_to_global  # noqa: E402
 from .optimizers import optimizer_to_global  # noqa: E402
 from .records import Record  # noqa: E402
+from .report import Report, describe  # noqa: E402
 from .scope import ActiveScope, current_scope, global_scope  # noqa: E402
 
 __all__ = [
@@ -45,6 +47,7 @@ __all__ = [
     "LateRuleWarning",
     "OneFlowMissing",
     "Record",
+    "Report",
     "SpecError",
     "SpecTypeError",
     "SplitUpdateWarning",
@@ -53,6 +56,7 @@ __all__ = [
     "__version__",
     "auto_global",
     "current_scope",
+    "describe",
     "global_scope",
     "local_scope",
     "local_to_global",

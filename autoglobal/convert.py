@@ -36,7 +36,7 @@ def narrowed(
     It has to be :func:`autoglobal.contents.sound`. ``stack``: the axes before those of the tensor.
     """
     part = whole
-    starts, lengths = _where(tuple(whole.shape)[stack:], spec.hierarchy, sbp, position)
+    starts, lengths = where(tuple(whole.shape)[stack:], spec.hierarchy, sbp, position)
     for axis, (start, length) in enumerate(zip(starts, lengths), stack):
         if length < whole.shape[axis]:
             part = part.narrow(axis, start, length)
@@ -46,7 +46,7 @@ def narrowed(
 def part_of(whole: Tensor, spec: GlobalSpec, sbp: NdSbp, position: Shape) -> Tensor:
     """The same, in memory of its own."""
     shape = tuple(whole.shape)
-    starts, lengths = _where(shape, spec.hierarchy, sbp, position)
+    starts, lengths = where(shape, spec.hierarchy, sbp, position)
     if lengths != shape and lengths[1:] == shape[1:] and _has_rows(whole):
         # One instruction that reads the tensor itself: it needs no view, and so no sound tensor.
         return flow._C.gather(at_home(whole.detach()), _rows(starts[0], lengths[0]), 0)
@@ -55,7 +55,7 @@ def part_of(whole: Tensor, spec: GlobalSpec, sbp: NdSbp, position: Shape) -> Ten
 
 
 @lru_cache(maxsize=1024)
-def _where(shape: Shape, hierarchy: Shape, sbp: NdSbp, position: Shape) -> tuple[Shape, Shape]:
+def where(shape: Shape, hierarchy: Shape, sbp: NdSbp, position: Shape) -> tuple[Shape, Shape]:
     """Where a rank's part of a logical ``shape`` starts along each axis, and its lengths."""
     starts, lengths = [0] * len(shape), list(shape)
     for one, ranks, index in zip(sbp, hierarchy, position):

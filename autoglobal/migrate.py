@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from oneflow import nn
-
-from .errors import SpecTypeError
 from .session import Session
-from .spec import TIMEOUT, Buffers, Existing, GlobalSpec, Source, Unsplittable, check_flag
+from .spec import (
+    TIMEOUT,
+    Buffers,
+    Existing,
+    GlobalSpec,
+    Source,
+    Unsplittable,
+    check_flag,
+    check_module,
+)
 
 M = TypeVar("M")
 
@@ -65,9 +71,7 @@ def local_to_global(
         UnusedRuleWarning: a pattern of ``sbp`` matched nothing.
         TiedRulesWarning: the rules differ over a tensor that is tied; the first met is taken.
     """
-    if not isinstance(module, nn.Module):
-        hint = ". Write local_to_global for the module in it" * isinstance(module, nn.Graph)
-        raise SpecTypeError(f"module must be an nn.Module. Received: {type(module)!r}{hint}")
+    check_module(module, "local_to_global")
     check_flag("progress", progress)
     session = Session(
         GlobalSpec(

@@ -66,6 +66,11 @@ class Rules:
     def patterns(self) -> tuple[str, ...]:
         return tuple(self._wishes)
 
+    @property
+    def is_function(self) -> bool:
+        """Whether the caller's own code decides."""
+        return self._function is not None
+
     def wish(self, label: str, owner: Any, path: str, tensor: Any) -> tuple[str | None, Wish]:
         """The pattern that decides, where one does, and the sbp for ``tensor`` of ``owner``.
 

@@ -9,6 +9,7 @@ from itertools import product
 from typing import Any, Literal, Union
 
 import oneflow as flow
+from oneflow import nn
 
 from .errors import ConversionError, SpecError, SpecTypeError
 from .ranks import this_rank, world_size
@@ -34,39 +35,10 @@ _CHOICES: dict[str, tuple[object, ...]] = {
 
 
 @dataclass(frozen=True)
-class GlobalSpec:
-    """A placement, an sbp and the options of :func:`autoglobal.global_scope`, all of them valid.
-
-    Raises :class:`SpecTypeError` and :class:`SpecError` for what cannot work, on every rank
-    alike: OneFlow itself would accept much of it here, and then hang or abort when it is used.
-    """
+class Layout:
+    """Where the ranks of a placement are in it."""
 
     placement: Any
-    sbp: Any
-    source: Source = "full"
-    when: When = "assign"
-    existing: Existing = "keep"
-    buffers: Buffers = "broadcast"
-    unsplittable: Unsplittable = "error"
-    same_placement: bool = False
-    check: bool = True
-    timeout: float = TIMEOUT
-    rules: Rules = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        _check_placement(self.placement)
-        object.__setattr__(self, "rules", Rules(self.sbp, self.placement))
-        for option, allowed in _CHOICES.items():
-            value = getattr(self, option)
-            # By type as well: 0 and False are equal.
-            if not any(type(value) is type(known) and value == known for known in allowed):
-                raise SpecError(
-                    f"{option} must be one of {', '.join(map(repr, allowed))}. "
-                    f"Received: {option}={value!r}"
-                )
-        check_flag("same_placement", self.same_placement)
-        check_flag("check", self.check)
-        _check_timeout(self.timeout)
 
     @cached_property
     def hierarchy(self) -> Shape:
@@ -106,6 +78,41 @@ class GlobalSpec:
             if axis is not None:  # the first pieces are the longer ones
                 part[axis] = part[axis] // ranks + (index < part[axis] % ranks)
         return tuple(part)
+
+
+@dataclass(frozen=True)
+class GlobalSpec(Layout):
+    """A placement, an sbp and the options of :func:`autoglobal.global_scope`, all of them valid.
+
+    Raises :class:`SpecTypeError` and :class:`SpecError` for what cannot work, on every rank
+    alike: OneFlow itself would accept much of it here, and then hang or abort when it is used.
+    """
+
+    sbp: Any
+    source: Source = "full"
+    when: When = "assign"
+    existing: Existing = "keep"
+    buffers: Buffers = "broadcast"
+    unsplittable: Unsplittable = "error"
+    same_placement: bool = False
+    check: bool = True
+    timeout: float = TIMEOUT
+    rules: Rules = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _check_placement(self.placement)
+        object.__setattr__(self, "rules", Rules(self.sbp, self.placement))
+        for option, allowed in _CHOICES.items():
+            value = getattr(self, option)
+            # By type as well: 0 and False are equal.
+            if not any(type(value) is type(known) and value == known for known in allowed):
+                raise SpecError(
+                    f"{option} must be one of {', '.join(map(repr, allowed))}. "
+                    f"Received: {option}={value!r}"
+                )
+        check_flag("same_placement", self.same_placement)
+        check_flag("check", self.check)
+        _check_timeout(self.timeout)
 
     @cached_property
     def texts(self) -> list[str]:
@@ -177,6 +184,13 @@ def check_flag(option: str, value: Any) -> None:
     """Raise :class:`SpecTypeError` where ``value`` is no bool."""
     if not isinstance(value, bool):
         raise SpecTypeError(f"{option} must be True or False. Received: {option}={value!r}")
+
+
+def check_module(module: Any, function: str) -> None:
+    """Raise :class:`SpecTypeError` where what was given to ``function`` is no module."""
+    if not isinstance(module, nn.Module):
+        hint = f". Write {function} for the module in it" * isinstance(module, nn.Graph)
+        raise SpecTypeError(f"module must be an nn.Module. Received: {type(module)!r}{hint}")
 
 
 def _check_timeout(value: Any) -> None:

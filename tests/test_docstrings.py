@@ -35,10 +35,14 @@ def test_a_public_name_has_a_docstring(name):
     assert first.endswith((".", ":")), first
 
 
+DOCUMENTED = {
+    **{name: getattr(autoglobal, name) for name in names()},
+    "Report.draw": autoglobal.Report.draw,
+}
 EXAMPLES = {
     f"{name} {at}": block
-    for name in names()
-    for at, block in enumerate(indented_blocks(inspect.getdoc(getattr(autoglobal, name)) or ""))
+    for name, documented in DOCUMENTED.items()
+    for at, block in enumerate(indented_blocks(inspect.getdoc(documented) or ""))
 }
 
 
@@ -58,6 +62,7 @@ def test_there_are_examples_for_what_people_call():
     assert {name.split()[0] for name in EXAMPLES} >= {
         *("global_scope", "local_scope", "current_scope"),
         *("auto_global", "local_to_global", "optimizer_to_global"),
+        *("describe", "Report", "Report.draw"),
     }
 
 
