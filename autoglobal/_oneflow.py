@@ -81,7 +81,7 @@ def diagnose(
     for library in ("libcudnn", "libcublas"):
         if library in text:
             return _without_library(library, version, found.get(library))
-    if "Numpy" in text or getattr(error, "name", None) == "numpy":
+    if "Numpy" in text:
         other = found.get("numpy")
         have = "no numpy is installed" if other is None else f"numpy {other} is installed"
         return Fault(
@@ -93,6 +93,12 @@ def diagnose(
             f"OneFlow {version} was built for protobuf 3 and "
             f"protobuf {version_of('protobuf')} is installed",
             pip_install("protobuf<4"),
+        )
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        top = error.name.split(".")[0]
+        return Fault(
+            f"OneFlow {version} needs the module {top}, which is not installed",
+            pip_install({"PIL": "pillow", "google": "protobuf<4"}.get(top, top)),
         )
     return Fault(
         f"OneFlow {version} is installed and does not import "

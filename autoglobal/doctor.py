@@ -61,13 +61,13 @@ def examine(self_test: bool = True, timeout: float = TIMEOUT) -> Iterator[Check]
     else:
         packages = [_not_checked(name, "it needs another Python") for name in ("numpy", *LIBRARIES)]
     yield from packages
-    yield _launcher(environ)
+    yield launcher(environ)
     if all(check.state == "ok" for check in (oneflow, *packages)):
         way = _way(found)
     else:
         way = _not_checked("Parameters", "it needs what is above")
     yield way
-    yield _cuda(found) if oneflow.state == "ok" else _not_checked("CUDA", "it needs OneFlow")
+    yield cuda(found) if oneflow.state == "ok" else _not_checked("CUDA", "it needs OneFlow")
     if not self_test:
         yield _not_checked("self-test", "as you asked")
     elif way.state != "ok":
@@ -145,7 +145,8 @@ def _imported(name: str, its: Found, requirement: str) -> Check | None:
     return Check(name, "!!", its["version"] or "", cause, cure)
 
 
-def _launcher(env: Mapping[str, str]) -> Check:
+def launcher(env: Mapping[str, str]) -> Check:
+    """What the variables that a launcher sets mean for a process that has them."""
     there = [name for name in probe.LAUNCHER if name in env]
     shown = ", ".join(f"{name}={env[name]}" for name in there)
     missing = [name for name in NECESSARY if name not in env]
@@ -176,7 +177,8 @@ def _way(found: Found) -> Check:
     return Check("Parameters", "ok", "new ones take their place")
 
 
-def _cuda(found: Found) -> Check:
+def cuda(found: Found) -> Check:
+    """Which devices the process that looked has found, and whether kernels ran on them."""
     if "devices" not in found:
         return _faulty("CUDA", "", _end(found, "import oneflow; oneflow.cuda.device_count()"))
     if found["devices"] == 0:

@@ -21,8 +21,6 @@ from ._needs import Fault
 from .probe import ended_by, environment, last_words
 
 RANKS = 2
-# A rank that looks for rank 0 before that listens looks again only 10 seconds later.
-_LATER = 0.5  # seconds
 _LAUNCHER = ("-m", "oneflow.distributed.launch", "--nproc_per_node", str(RANKS))
 
 
@@ -78,9 +76,18 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def _wait_for_rank_0() -> None:
+    # OneFlow would look for it at once, and if it does not listen yet again only 10 seconds later.
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection(address, timeout=1):
+            return
+        time.sleep(0.05)
+
+
 def main() -> None:
-    if os.environ.get("RANK", "0") != "0":
-        time.sleep(_LATER)
+    if os.environ["RANK"] != "0":
+        _wait_for_rank_0()
     import numpy as np
     import oneflow as flow
     from oneflow import nn
