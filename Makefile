@@ -6,7 +6,7 @@ RANKS ?= 1 2 4
 # Once more as on OneFlow 1.0 and later, where a new Parameter takes a local one's place.
 REPLACING ?= 2
 
-.PHONY: help venv demo tensor-parallel test test-models lint format bench clean
+.PHONY: help venv demo tensor-parallel test test-models lint format bench dist clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -37,6 +37,9 @@ format: $(READY) ## let ruff mend what it can
 
 bench: $(READY) ## the microbenchmarks, on CPU
 	@$(PY) -m benchmarks overhead
+
+dist: $(READY) ## the sdist and the wheel, and some tests of them outside the checkout
+	@$(PY) -m pip install --quiet build && $(PY) -m tools.check_dist
 
 clean: ## remove .venv and what was built
 	@rm -rf $(VENV) build dist *.egg-info log

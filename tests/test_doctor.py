@@ -8,14 +8,13 @@ place. What stands in for a package makes OneFlow fail with the words of the rea
 from __future__ import annotations
 
 import configparser
+import contextlib
 import json
 import os
 import pty
 import re
 import shutil
 import subprocess
-import sys
-import venv
 from pathlib import Path
 
 import oneflow
@@ -25,118 +24,91 @@ import autoglobal
 from autoglobal import _needs, _oneflow, doctor, selftest
 from autoglobal.__main__ import main
 from autoglobal.probe import LAUNCHER
+from tools.linked import LinkedVenv, write
 
 pytestmark = pytest.mark.ranks(1)
 
-PACKAGES = Path(oneflow.__file__).parent.parent
 ROOT = Path(__file__).resolve().parent.parent
 STUB = "raise RuntimeError('This package is a placeholder. Please install oneflow following ...')\n"
 
 
-class Environment:
-    """A virtual environment that has links to this one's packages."""
-
-    def __init__(self, folder: Path, without: str = "") -> None:
-        venv.create(folder, with_pip=False, symlinks=True)
-        self.python = folder / "bin" / "python"
-        version = "python{}.{}".format(*sys.version_info)
-        self.packages = folder / "lib" / version / "site-packages"
-        self.link(PACKAGES, self.packages, without)
-
-    @staticmethod
-    def link(real: Path, links: Path, without: str = "") -> None:
-        links.mkdir(exist_ok=True)
-        for one in real.iterdir():
-            name = re.split(r"[-.]", one.name)[0]
-            if name != without and not (links / one.name).exists():
-                (links / one.name).symlink_to(one)
-
-    def hold(self, name: str, version: str, code: str) -> None:
-        """Put a package here that is no link."""
-        write(self.packages / name / "__init__.py", code)
-        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-        write(self.packages / f"{name}-{version}.dist-info" / "METADATA", metadata)
+def whole(folder: Path) -> LinkedVenv:
+    return LinkedVenv(folder)
 
 
-def write(file: Path, text: str) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text)
+def no_oneflow(folder: Path) -> LinkedVenv:
+    return LinkedVenv(folder, "oneflow")
 
 
-def no_oneflow(folder: Path) -> Environment:
-    return Environment(folder, without="oneflow")
-
-
-def stub(folder: Path) -> Environment:
-    made = Environment(folder, without="oneflow")
+def stub(folder: Path) -> LinkedVenv:
+    made = LinkedVenv(folder, "oneflow")
     made.hold("oneflow", "0.7.0", STUB)
     return made
 
 
-def numpy_2(folder: Path) -> Environment:
-    made = Environment(folder, without="numpy")
+def numpy_2(folder: Path) -> LinkedVenv:
+    made = LinkedVenv(folder, "numpy")
     made.hold("numpy", "2.2.6", "__version__ = '2.2.6'\n")
     # OneFlow asks this module for numpy's table of functions, which a numpy 2 refuses.
     write(made.packages / "numpy" / "core" / "__init__.py", "raise ImportError('for numpy 1')\n")
     return made
 
 
-def no_cudnn(folder: Path) -> Environment:
-    made = Environment(folder, without="nvidia_cudnn_cu11")
-    # OneFlow's library looks for the others from where it lies, links in its path followed or not.
-    for name in ("oneflow", "nvidia"):
-        (made.packages / name).unlink()
-        made.link(PACKAGES / name, made.packages / name, without="cudnn")
+def no_cudnn(folder: Path) -> LinkedVenv:
+    made = LinkedVenv(folder, "nvidia_cudnn_cu11")
+    # OneFlow's library looks for the others in ../nvidia from where it lies, which must be here.
+    made.open_up("oneflow")
+    made.open_up("nvidia", "cudnn")
     return made
 
 
-def cudnn_elsewhere(folder: Path) -> Environment:
+def cudnn_elsewhere(folder: Path) -> LinkedVenv:
     made = no_cudnn(folder)
     made.hold("nvidia_cudnn_cu11", "8.9.6.50", "")
     return made
 
 
-def old_wrapt(folder: Path) -> Environment:
-    made = Environment(folder, without="wrapt")
+def old_wrapt(folder: Path) -> LinkedVenv:
+    made = LinkedVenv(folder, "wrapt")
     made.hold("wrapt", "1.14.1", "__version__ = '1.14.1'\n")
     return made
 
 
-def import_aborts(folder: Path) -> Environment:
-    made = Environment(folder, without="oneflow")
+def import_aborts(folder: Path) -> LinkedVenv:
+    made = LinkedVenv(folder, "oneflow")
     made.hold("oneflow", "0.9.0", "import os; os.abort()\n")
     return made
 
 
-def one_rank_ends(folder: Path) -> Environment:
-    made = Environment(folder)
+def one_rank_ends(folder: Path) -> LinkedVenv:
+    made = LinkedVenv(folder)
     write(
         made.packages / "sitecustomize.py",
-        "import os\nif os.environ.get('RANK') == '1' and 'LOCAL_RANK' in os.environ:\n"
+        "import os\nif os.environ.get('RANK') == '1':\n"
         "    os.write(2, b'RuntimeError: own words\\n')\n    os._exit(3)\n",
     )
     return made
 
 
-BROKEN = {
+ENVIRONMENTS = {
     one.__name__: one
     for one in (
-        *(no_oneflow, stub, numpy_2, no_cudnn, cudnn_elsewhere, old_wrapt, import_aborts),
+        *(whole, no_oneflow, stub, numpy_2, no_cudnn, cudnn_elsewhere, old_wrapt, import_aborts),
         one_rank_ends,
     )
 }
 
 
-def start(python: str | Path, *arguments: str, **env: str) -> subprocess.Popen:
-    clean = {name: value for name, value in os.environ.items() if name not in LAUNCHER}
-    clean.pop("PYTHONPATH", None)
+def start(python: str | Path, folder: Path, *arguments: str, **options) -> subprocess.Popen:
+    """``python -m autoglobal`` in a folder that has the library, and nothing else."""
+    (folder / "autoglobal").symlink_to(Path(autoglobal.__file__).parent)
+    unset = (*LAUNCHER, "PYTHONPATH")
+    clean = {name: value for name, value in os.environ.items() if name not in unset}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(
         [str(python), "-m", "autoglobal", *arguments],
-        env={**clean, **env},
-        cwd=Path(autoglobal.__file__).parent.parent,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        cwd=folder,
+        **{**pipes, **options, "env": {**clean, **options.get("env", {})}},
     )
 
 
@@ -161,10 +133,11 @@ def doctors(tmp_path_factory) -> dict[str, subprocess.Popen]:
     """All doctors at once, since most of the time each waits for another process."""
     launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "WORLD_SIZE": "2", "RANK": "1"}
     # Where the variables of a job are set, whose other rank never comes.
-    started = {"well": start(sys.executable, "doctor", "--json", **launched)}
-    for name, make in BROKEN.items():
-        made = make(tmp_path_factory.mktemp(name) / "venv")
-        started[name] = start(made.python, "doctor", "--json")
+    started = {}
+    for name, make in ENVIRONMENTS.items():
+        folder = tmp_path_factory.mktemp(name)
+        env = launched if name == "whole" else {}
+        started[name] = start(make(folder / "venv").python, folder, "doctor", "--json", env=env)
     return started
 
 
@@ -174,11 +147,11 @@ def reports(doctors) -> dict[str, Report]:
 
 
 def test_all_is_well_here_and_two_ranks_have_tried_it(reports):
-    report = reports["well"]
+    report = reports["whole"]
     assert (report.code, report.well, report.faulty) == (0, True, [])
     assert {check["state"] for check in report.checks.values()} == {"ok"}
     assert re.search(rf"{re.escape(oneflow.__version__)}, built for C", report.told("OneFlow"))
-    assert sys.executable in report.told("Python")
+    assert "/venv/bin/python" in report.told("Python")
     assert "C extension" in report.told("wrapt")
     assert "in place" in report.told("Parameters")
     assert "rank 1 of 2" in report.told("launcher")
@@ -232,7 +205,7 @@ def test_a_python_for_which_there_is_only_the_stub(tmp_path):
         pytest.skip("no Python other than 3.9 and 3.10 here")
     write(tmp_path / "oneflow" / "__init__.py", STUB)
     write(tmp_path / "oneflow-0.7.0.dist-info" / "METADATA", "Name: oneflow\nVersion: 0.7.0\n")
-    process = start(python, "doctor", PYTHONPATH=str(tmp_path))
+    process = start(python, tmp_path, "doctor")
     out, _ = process.communicate(timeout=60)  # in plain words: there need be no rich either
     assert process.returncode == 1
     assert re.search(r"!!  OneFlow: .*0\.7\.0.*empty stub.*CPython 3\.7 to 3\.10", out)
@@ -241,14 +214,8 @@ def test_a_python_for_which_there_is_only_the_stub(tmp_path):
     assert "--  wrapt       not checked" in out
 
 
-@pytest.fixture(scope="module")
-def bare(tmp_path_factory) -> Path:
-    """The Python of an environment without OneFlow."""
-    return no_oneflow(tmp_path_factory.mktemp("bare") / "venv").python
-
-
-def test_plain_words_in_a_pipe(bare):
-    process = start(bare, "doctor", "--no-self-test")
+def test_plain_words_in_a_pipe(tmp_path):
+    process = start(no_oneflow(tmp_path / "venv").python, tmp_path, "doctor", "--no-self-test")
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "!!  OneFlow     not installed\n" in out
@@ -258,30 +225,25 @@ def test_plain_words_in_a_pipe(bare):
     assert "\x1b" not in out
 
 
-def test_colours_in_a_terminal_and_a_line_to_type_that_is_not_broken(bare):
+def test_colours_in_a_terminal_and_a_line_to_type_that_is_not_broken(tmp_path):
+    python = no_oneflow(tmp_path / "venv").python
     ours, its = pty.openpty()
     with open(ours, "rb", buffering=0) as screen:
-        process = subprocess.Popen(
-            [bare, "-m", "autoglobal", "doctor"],
-            env={**os.environ, "TERM": "xterm", "COLUMNS": "60"},
-            cwd=Path(autoglobal.__file__).parent.parent,
-            stdin=its,
-            stdout=its,
-        )
+        terminal = {"TERM": "xterm", "COLUMNS": "60"}
+        process = start(python, tmp_path, "doctor", env=terminal, stdin=its, stdout=its)
         os.close(its)
         shown = b""
-        try:
+        with contextlib.suppress(OSError):  # in the end the other end has gone
             while more := screen.read(4096):
                 shown += more
-        except OSError:  # the other end has gone
-            pass
     assert process.wait(timeout=60) == 1
     assert b"\x1b[1;31m!!" in shown
     assert re.search(rb"type: .*'nvidia-cublas-cu11>=11,<12'", shown)
 
 
-def test_the_version_is_told_without_oneflow(bare):
-    out, _ = start(bare, "--version").communicate(timeout=60)
+def test_the_version_is_told_without_oneflow(tmp_path):
+    python = no_oneflow(tmp_path / "venv").python
+    out, _ = start(python, tmp_path, "--version").communicate(timeout=60)
     assert out == f"autoglobal {autoglobal.__version__}\n"
 
 
@@ -307,6 +269,7 @@ JOB = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1", "WORLD_SIZE": "2", "RANK":
     [
         ({}, "ok", "1 rank"),
         (JOB, "ok", "rank 1 of 2"),
+        ({**JOB, "WORLD_SIZE": "1", "RANK": "-1"}, "ok", "1 rank: OneFlow has set"),
         ({"WORLD_SIZE": "2", "RANK": "1"}, "!!", "MASTER_ADDR and MASTER_PORT.*only rank"),
         ({**JOB, "RANK": "2"}, "!!", "from 0 to 1"),
         ({**JOB, "WORLD_SIZE": "two"}, "!!", "whole numbers"),
