@@ -22,8 +22,8 @@ from ._needs import LIBRARIES, version_of
 LAUNCHER = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
 # OneFlow's own start-up remarks about hardware that a CPU run does not need.
 _NOISE = ("libibverbs not available", "cuda_device_descriptor_class.cpp", "rpc_client.cpp")
-# A Python exception, or a check of OneFlow's C++ that has failed.
-_TELLING = re.compile(r"[\w.]*(Error|Exception): |F\d{8} .*Check failed")
+# A Python exception, a check of OneFlow's C++ that has failed, or our own watchdog.
+_TELLING = re.compile(r"[\w.]*(Error|Exception): |F\d{8} .*Check failed|autoglobal: ")
 if TYPE_CHECKING:  # since Python 3.8, on which the doctor runs too, cannot subscript dict
     Found = dict[str, Any]
 
@@ -43,7 +43,8 @@ def ask(limit: float) -> Found:
         code, out, err = None, error.stdout or b"", error.stderr or b""
     found: Found = {}
     for line in out.decode(errors="replace").splitlines():
-        with contextlib.suppress(ValueError):  # the last one, where the process ended in it
+        # Not ours, or the last one, where the process ended in it.
+        with contextlib.suppress(ValueError, TypeError):
             found.update(json.loads(line))
     if code != 0:
         how = f"has not ended after {limit:g} s" if code is None else ended_by(code)

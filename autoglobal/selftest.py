@@ -33,8 +33,7 @@ def run(limit: float) -> Fault | None:
         ]
         process = subprocess.Popen(
             command,
-            # The launcher says in eight lines that it sets OMP_NUM_THREADS where that is not set.
-            env={"OMP_NUM_THREADS": "1", **environment()},
+            env={**environment(), **_settings(limit)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -62,6 +61,15 @@ def run(limit: float) -> Fault | None:
         how = ended_by(code)
     cause = f"The launcher of {RANKS} CPU ranks {how}" + f" ({told})" * bool(told)
     return Fault(cause, shlex.join([sys.executable or "python", *again]))
+
+
+def _settings(limit: float) -> dict[str, str]:
+    return {
+        # The launcher would say in eight lines that it sets this.
+        "OMP_NUM_THREADS": "1",
+        # OneFlow waits two hours for a rank, also where nobody is left to end the job.
+        "ONEFLOW_TIMEOUT_SECONDS": str(max(1, int(limit))),
+    }
 
 
 def _words(logs: Path, rank: int) -> str:

@@ -54,6 +54,13 @@ reveal_type(Stating().depth())  # is: int
 follows: type[Following] = Following
 states: type[Stating] = Stating
 
+class Plain:
+    pass
+
+# mypy does not ask what decorates a class what it returns; editors do.
+reveal_type(auto_global(Plain))  # is: def () -> user.Plain
+reveal_type(auto_global(P, B)(Plain))  # is: def () -> user.Plain
+
 @global_scope(P, B, when="exit", existing="error", buffers=False, unsplittable="broadcast")
 def build(depth: int, *, wide: bool = False) -> Following:
     return Following()
