@@ -10,7 +10,7 @@ PEERS := .venv-peers
 PEERS_PYTHON ?= python3
 TORCH := $(or $(AUTOGLOBAL_BENCH_TORCH),$(wildcard $(PEERS)/bin/python))
 
-.PHONY: help venv demo tensor-parallel test test-models lint format bench bench-peers clean
+.PHONY: help venv demo tensor-parallel test test-models lint format bench bench-peers dist clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -46,6 +46,9 @@ bench-peers: $(PEERS)/.ready ## make .venv-peers with PyTorch and accelerate, fo
 
 $(PEERS)/.ready: benchmarks/peers/requirements.txt
 	@$(PEERS_PYTHON) -m venv $(PEERS) && $(PEERS)/bin/python -m pip install --quiet -r $< && touch $@
+
+dist: $(READY) ## the sdist and the wheel, and some tests of them outside the checkout
+	@$(PY) -m pip install --quiet build && $(PY) -m tools.check_dist
 
 clean: ## remove the virtual environments and what was built
 	@rm -rf $(VENV) $(PEERS) build dist *.egg-info log

@@ -14,30 +14,34 @@
 - ``describe``: what a module holds, where, and what will bite
 """
 
-from ._oneflow import require_oneflow
+from ._program import named_on_the_command_line
+from ._version import __version__
 
-require_oneflow()
+# ``python -m autoglobal doctor`` comes through here first, and has to run where nothing below does.
+if not named_on_the_command_line():
+    from ._oneflow import require_oneflow
 
-from ._version import __version__  # noqa: E402
-from .decorator import auto_global  # noqa: E402
-from .errors import (  # noqa: E402
-    AutoglobalError,
-    ConversionError,
-    DivergenceError,
-    LateRuleWarning,
-    OneFlowMissing,
-    SpecError,
-    SpecTypeError,
-    SplitUpdateWarning,
-    TiedRulesWarning,
-    UnusedRuleWarning,
-)
-from .local import local_scope  # noqa: E402
-from .migrate import local_to_global  # noqa: E402
-from .optimizers import optimizer_to_global  # noqa: E402
-from .records import Record  # noqa: E402
-from .report import Report, describe  # noqa: E402
-from .scope import ActiveScope, current_scope, global_scope  # noqa: E402
+    require_oneflow()
+
+    from .decorator import auto_global
+    from .errors import (
+        AutoglobalError,
+        ConversionError,
+        DivergenceError,
+        LateRuleWarning,
+        OneFlowMissing,
+        SpecError,
+        SpecTypeError,
+        SplitUpdateWarning,
+        TiedRulesWarning,
+        UnusedRuleWarning,
+    )
+    from .local import local_scope
+    from .migrate import local_to_global
+    from .optimizers import optimizer_to_global
+    from .records import Record
+    from .report import Report, describe
+    from .scope import ActiveScope, current_scope, global_scope
 
 __all__ = [
     "ActiveScope",

@@ -7,13 +7,30 @@ that it was built for, and where it has no wheel pip installs an empty stub of t
 from __future__ import annotations
 
 import platform
+import re
 import sys
-from importlib import metadata
+from types import ModuleType
 
+from ._needs import Fault, numbers, pip_install, version_of
 from .errors import OneFlowMissing
 
-INSTALL = "pip install '.[oneflow]' (in a clone of autoglobal)"
-WHEELS = "OneFlow 0.9.0 has wheels for CPython 3.7 to 3.10 on Linux x86_64"
+PLATFORM = "Linux x86_64"
+WHEELS = (
+    f"OneFlow 0.9.0 has wheels for CPython 3.7 to 3.10 on {PLATFORM}, "
+    "and autoglobal needs 3.9 or 3.10 of these"
+)
+# As in the extra of setup.cfg.
+REQUIREMENTS = {
+    "oneflow": "oneflow>=0.9,<1",
+    "numpy": "numpy<2",
+    "libcudnn": "nvidia-cudnn-cu11>=8.5,<9",
+    "libcublas": "nvidia-cublas-cu11>=11,<12",
+}
+NEW_ENVIRONMENT = (
+    "python3.10 -m venv .venv && .venv/bin/python -m pip install '.[oneflow]'"
+    "  # in a clone of autoglobal"
+)
+ELSEWHERE = "unset PYTHONPATH; cd ~"
 
 
 def require_oneflow() -> None:
@@ -24,57 +41,107 @@ def require_oneflow() -> None:
     try:
         import oneflow
     except Exception as error:
-        raise OneFlowMissing(
-            explain(error, _version_of("oneflow"), _version_of("numpy"))
-        ) from error
+        raise OneFlowMissing(_sentence(diagnose(error, installed()))) from error
     if not hasattr(oneflow, "nn"):
-        raise OneFlowMissing(explain(None, _version_of("oneflow"), _version_of("numpy")))
+        raise OneFlowMissing(_sentence(diagnose(None, installed(), place_of(oneflow))))
 
 
-def explain(
+def _sentence(fault: Fault) -> str:
+    return f"autoglobal cannot import OneFlow. {fault}"
+
+
+def place_of(package: ModuleType) -> str:
+    """The folder or file that a package was imported from."""
+    return str(package.__file__ or next(iter(package.__path__), "something"))
+
+
+def installed() -> dict[str, str]:
+    """The versions of OneFlow and of what its wheel does not declare, of what is there."""
+    found = {what: version_of(_name(one)) for what, one in REQUIREMENTS.items()}
+    return {what: version for what, version in found.items() if version is not None}
+
+
+def diagnose(
     error: Exception | None,
-    oneflow_version: str | None,
-    numpy_version: str | None,
+    found: dict[str, str],
+    place: str = "",
     python: tuple[int, int] = sys.version_info[:2],
-) -> str:
-    """The sentence for a failed ``import oneflow`` and what is installed here."""
-    here = f"this is Python {python[0]}.{python[1]} on {platform.system()} {platform.machine()}"
-    fits = (3, 7) <= python <= (3, 10) and platform.system() == "Linux"
-    text = str(error or "")
-    stub = error is None or "placeholder" in text
-    if (oneflow_version is None or stub) and not fits:
-        what = "oneflow is not installed" if oneflow_version is None else _stub(oneflow_version)
-        return (
-            f"autoglobal needs OneFlow, and {what}: {WHEELS}, {here}; make a virtual "
-            f"environment with Python 3.10 and type there: {INSTALL}"
-        )
-    if oneflow_version is None:
-        return f"autoglobal needs OneFlow, which is not installed; type: {INSTALL}"
-    if stub:
-        return f"autoglobal needs OneFlow, and {_stub(oneflow_version)}; type: {INSTALL}"
-    for library, package in (
-        ("libcudnn", "nvidia-cudnn-cu11>=8.5,<9"),
-        ("libcublas", "nvidia-cublas-cu11>=11,<12"),
-    ):
+    system: str = f"{platform.system()} {platform.machine()}",
+) -> Fault:
+    """Why ``import oneflow`` raised ``error``, or, with None, imported something else at ``place``.
+
+    ``found`` is what :func:`installed` says.
+    """
+    text = str(error or "").strip()
+    version = found.get("oneflow")
+    if error is None and version is not None and numbers(version) >= (0, 9):
+        return Fault(f"{place} is imported in the place of OneFlow {version}", ELSEWHERE)
+    if version is None or error is None or "placeholder" in text:
+        return _absent(version, python, system)
+    for library in ("libcudnn", "libcublas"):
         if library in text:
-            return (
-                f"OneFlow {oneflow_version} needs {library}, on CPU too, and does not bring it; "
-                f"type: pip install '{package}'; for all that it needs: {INSTALL}"
-            )
-    if "umpy" in text and numpy_version and int(numpy_version.split(".")[0]) >= 2:
-        return (
-            f"OneFlow {oneflow_version} was built for numpy 1 and numpy {numpy_version} is "
-            "installed; type: pip install 'numpy<2'"
+            return _without_library(library, version, found.get(library))
+    if "Numpy" in text:
+        other = found.get("numpy")
+        have = "no numpy is installed" if other is None else f"numpy {other} is installed"
+        return Fault(
+            f"OneFlow {version} was built for numpy 1 and {have}",
+            pip_install(REQUIREMENTS["numpy"]),
         )
-    return f"OneFlow {oneflow_version} is installed and does not import ({text.strip()[:300]})"
+    if "Descriptors cannot" in text:
+        return Fault(
+            f"OneFlow {version} was built for protobuf 3 and "
+            f"protobuf {version_of('protobuf')} is installed",
+            pip_install("protobuf<4"),
+        )
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        top = error.name.split(".")[0]
+        return Fault(
+            f"OneFlow {version} needs the module {top}, which is not installed",
+            pip_install({"PIL": "pillow", "google": "protobuf<4"}.get(top, top)),
+        )
+    return Fault(
+        f"OneFlow {version} is installed and does not import "
+        f"({type(error).__name__}: {text.splitlines()[0][:300] if text else ''})",
+        pip_install("--force-reinstall", *REQUIREMENTS.values()),
+    )
 
 
-def _stub(version: str) -> str:
-    return f"the oneflow {version} that is installed is the empty stub without a library in it"
+def fits(python: tuple[int, int], system: str) -> bool:
+    """Whether there is a wheel of OneFlow 0.9.0 for this that autoglobal can use."""
+    return (3, 9) <= python <= (3, 10) and system == PLATFORM
 
 
-def _version_of(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+def _absent(version: str | None, python: tuple[int, int], system: str) -> Fault:
+    what = (
+        "OneFlow is not installed"
+        if version is None
+        else f"The oneflow {version} that is installed is the empty stub without a library in it"
+    )
+    if fits(python, system):
+        return Fault(what, pip_install(*REQUIREMENTS.values()))
+    where = f" on {PLATFORM}" * (system != PLATFORM)
+    return Fault(
+        f"{what}: {WHEELS}; this is Python {python[0]}.{python[1]} on {system}",
+        NEW_ENVIRONMENT + where,
+    )
+
+
+def _without_library(library: str, version: str, there: str | None) -> Fault:
+    requirement = REQUIREMENTS[library]
+    lowest = numbers(requirement.split(">=")[1])
+    if there is None or numbers(there)[:1] != lowest[:1]:
+        have = "does not bring it" if there is None else f"{there} is installed, another one"
+        return Fault(
+            f"OneFlow {version} needs {library}, on CPU too, and {have}", pip_install(requirement)
+        )
+    # pip would say "already satisfied", wherever on the path that one lies.
+    return Fault(
+        f"OneFlow {version} needs {library}, on CPU too, and looks for it in the folder nvidia "
+        f"beside its own; {_name(requirement)} {there} is installed and is not there",
+        pip_install("--force-reinstall", "--no-deps", requirement),
+    )
+
+
+def _name(requirement: str) -> str:
+    return re.split("[<>=]", requirement)[0]

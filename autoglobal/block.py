@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from .errors import AutoglobalError, SpecTypeError
 from .frames import Frame, open_frames
 from .running import run_in
 
 F = TypeVar("F", bound=Callable[..., Any])
+Opened = TypeVar("Opened", bound=Frame)  # what ``as`` gives
 
 
-class Block:
+class Block(Generic[Opened]):
     """A context manager and function decorator, to be entered as often as one likes."""
 
     def __init__(self) -> None:
         self._open: list[Frame] = []
 
-    def new_frame(self) -> Frame:
+    def new_frame(self) -> Opened:
         raise NotImplementedError
 
-    def open_frame(self) -> Frame:
+    def open_frame(self) -> Opened:
         frame = self.new_frame()
         frame.open()
         self._open.append(frame)
@@ -42,7 +43,7 @@ class Block:
                 "first. Write scopes as with-blocks, or close an ExitStack as a whole"
             )
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Opened:
         return self.open_frame()
 
     def __exit__(

@@ -11,7 +11,7 @@ from .registry import Module
 from .scope import ActiveScope
 
 
-class local_scope(Block):
+class local_scope(Block[Frame]):
     """Inside this block nothing is converted, whatever scope or decorated class is around it.
 
     ::

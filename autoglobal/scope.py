@@ -110,7 +110,7 @@ def current_scope() -> ActiveScope | None:
     return frame if isinstance(frame, ActiveScope) else None
 
 
-class global_scope(Block):
+class global_scope(Block[ActiveScope]):
     """Inside this block, what is assigned to any ``nn.Module`` becomes global.
 
     ::
@@ -229,7 +229,7 @@ class global_scope(Block):
             timeout=timeout,
         )
 
-    def new_frame(self) -> Frame:
+    def new_frame(self) -> ActiveScope:
         return ActiveScope(self._spec, self)
 
     def __repr__(self) -> str:
