@@ -18,6 +18,7 @@ from ._oneflow import require_oneflow
 require_oneflow()
 
 from ._version import __version__  # noqa: E402
+from .active import ActiveScope  # noqa: E402
 from .decorator import auto_global  # noqa: E402
 from .errors import (  # noqa: E402
     AutoglobalError,
@@ -34,15 +35,17 @@ from .errors import (  # noqa: E402
 from .local import local_scope  # noqa: E402
 from .migrate import local_to_global  # noqa: E402
 from .optimizers import optimizer_to_global  # noqa: E402
-from .records import Record  # noqa: E402
-from .scope import ActiveScope, current_scope, global_scope  # noqa: E402
+from .records import Kept, Left, Record  # noqa: E402
+from .scope import current_scope, global_scope  # noqa: E402
 
 __all__ = [
     "ActiveScope",
     "AutoglobalError",
     "ConversionError",
     "DivergenceError",
+    "Kept",
     "LateRuleWarning",
+    "Left",
     "OneFlowMissing",
     "Record",
     "SpecError",

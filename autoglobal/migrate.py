@@ -87,5 +87,6 @@ def local_to_global(
             session.convert_tree(module, progress)
     finally:
         session.close()
+    session.tell_end(lambda: f"local_to_global of {type(module).__name__}")
     session.warn(stacklevel=2)
     return module

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from . import log
 from .agree import Event, Line, agree
 from .apply import Work, is_pending, pending
 from .assigned import Assigned
@@ -19,11 +20,13 @@ from .errors import (
     UnusedRuleWarning,
 )
 from .fresh import is_fresh
+from .items import Met
+from .meter import Meter
 from .plan import Plan
-from .ranks import can_meet
-from .records import Record
+from .ranks import can_meet, this_rank
 from .registry import STORE_OF, Before, Module, Slot, join, store
 from .spec import GlobalSpec
+from .summary import headline
 
 
 class Session:
@@ -35,6 +38,8 @@ class Session:
     def __init__(self, spec: GlobalSpec, own: Iterable[Tensor] = ()) -> None:
         self.spec = spec
         self._work = Work(spec, own)
+        self.records = self._work.records
+        self.meter = Meter()
         self._used: set[str] = set()
         self._conflicts: list[str] = []
         self._late: dict[str, str] = {}
@@ -59,20 +64,10 @@ class Session:
             result = forward()
             (self._assigned.forget if goes_on else self._assigned.add)(module, name)
             return result
-        root = type(module).__name__
-        own = self._not_existing(module, slot, name, value)
-        plan = Plan(self.spec, own, self._work.by_rule)
-        if slot == "module":
-            plan.add_tree(root, value, name)
-        else:
-            plan.add(root, module, name, slot, value)
-        if self.spec.same_placement:
-            plan.look_at(root, module, but=name)
-        plan.settle()
-        self._used |= plan.used
-        self._late.update(plan.late)
-        label = join(root, name)
-        before, fresh = None, False
+        plan = self._planned(module, slot, name, value)
+        label = join(type(module).__name__, name)
+        title = Line(label, f"the assignment of {label}")
+        before, fresh, since, sent = None, False, len(self.records), False
         if plan.is_due:
             before = Before(module, name)
             if slot == "parameter" and can_meet():
@@ -83,17 +78,32 @@ class Session:
             result = self._by_oneflow(forward)
         finally:
             pending.reset(token)
-        if before is None:
-            return result
-        if slot == "module" and store(module, STORE_OF[slot]).get(name) is not value:
-            return result  # a class of its own mind keeps it elsewhere, or another one
-        try:
-            title = Line(label, f"the assignment of {label}")
-            self._apply(plan, "value", title, fresh=fresh)
-        except BaseException:
-            before.restore()
-            raise
+        if before is not None:
+            if slot == "module" and store(module, STORE_OF[slot]).get(name) is not value:
+                return result  # a class of its own mind keeps it elsewhere, or another one
+            try:
+                sent = self._apply(plan, "value", title, fresh=fresh)
+            except BaseException:
+                before.restore()
+                raise
+        self._over(plan, title, since, sent)
         return result
+
+    def _planned(self, module: Module, slot: Slot, name: str, value: Any) -> Plan:
+        root = type(module).__name__
+        with self.meter:
+            own = self._not_existing(module, slot, name, value)
+            plan = Plan(self.spec, own, self._work.by_rule)
+            if slot == "module":
+                plan.add_tree(root, value, name)
+            else:
+                plan.add(root, module, name, slot, value)
+            if self.spec.same_placement:
+                plan.look_at(root, module, but=name)
+            plan.settle()
+        self._used |= plan.used
+        self._late.update(plan.late)
+        return plan
 
     def _by_oneflow(self, forward: Callable[[], Any]) -> Any:
         try:
@@ -123,41 +133,71 @@ class Session:
 
     def convert_tree(self, module: Module, progress: bool = False) -> None:
         """Make global what is local in a module that exists."""
-        plan = Plan(self.spec)
-        plan.add_tree(type(module).__name__, module, "")
-        plan.settle()
-        self._used |= plan.used
         label = type(module).__name__
-        self._apply(plan, "value", Line(label, f"the conversion of {label}"), progress)
+        with self.meter:
+            plan = Plan(self.spec)
+            plan.add_tree(label, module, "")
+            plan.settle()
+        self._used |= plan.used
+        title = Line(label, f"the conversion of {label}")
+        self._over(plan, title, 0, self._apply(plan, "value", title, progress))
 
     def convert_assigned(self) -> None:
         """With ``when="exit"``: make global what was assigned, as one value."""
-        plan = Plan(self.spec)
-        for root in self._assigned.roots():
-            for path, owner, names in self._assigned.below(root):
-                if names is None:
-                    plan.add_tree(type(root).__name__, owner, path)
-                else:
-                    plan.add_own(type(root).__name__, owner, path, names)
-            if self.spec.same_placement:
-                plan.look_at(type(root).__name__, root)
-        plan.settle()
+        with self.meter:
+            plan = Plan(self.spec)
+            for root in self._assigned.roots():
+                for path, owner, names in self._assigned.below(root):
+                    if names is None:
+                        plan.add_tree(type(root).__name__, owner, path)
+                    else:
+                        plan.add_own(type(root).__name__, owner, path, names)
+                if self.spec.same_placement:
+                    plan.look_at(type(root).__name__, root)
+            plan.settle()
         self._used |= plan.used
-        self._apply(plan, "close", Line("", "the end of the scope"))
+        title = Line("", "the end of the scope")
+        self._over(plan, title, 0, self._apply(plan, "close", title))
 
     def _apply(
         self, plan: Plan, kind: str, title: Line, progress: bool = False, fresh: bool = False
-    ) -> None:
+    ) -> bool:
+        """Carry the plan out; whether values were sent."""
+        event = Event(kind, title, self.spec.timeout)
         try:
-            self._work.carry_out(plan, Event(kind, title, self.spec.timeout), progress, fresh)
+            with self.meter:
+                sent = self._work.carry_out(plan, event, progress, fresh)
         except DivergenceError:
             self._parted = True
             raise
         self._conflicts += plan.conflicts
+        return sent
 
-    @property
-    def converted(self) -> list[Record]:
-        return self._work.converted
+    def _over(self, plan: Plan, title: Line, since: int, sent: bool) -> None:
+        """Record what has stayed as it was, and log the event, which is over and done.
+
+        ``since``: how many tensors had been converted before it.
+        """
+        stayed = self.records.note(plan.unchanged())
+        if log.is_on(log.DEBUG):
+            made = self.records.converted[since:]
+            if made or stayed:
+                nbytes, values = sum(one.nbytes for one in made), "sent" if sent else "not sent"
+                text = "%s: %d made global, %d bytes here, values %s; %d stayed as they were"
+                log.say(log.DEBUG, text, title.text, len(made), nbytes, values, stayed)
+
+    def tell_end(
+        self, what: Callable[[], str], ended_by: type[BaseException] | None = None
+    ) -> None:
+        """Log on rank 0 what the whole scope or call, which ``what`` names, has done."""
+        if log.is_on(log.INFO) and this_rank() == 0:
+            by = "" if ended_by is None else f", ended by {ended_by.__name__}"
+            log.say(log.INFO, "%s%s: %s", what(), by, headline(self.records, self.meter))
+
+    def note_attribute(self, module: Module, name: str, value: Tensor) -> None:
+        """Record a local tensor that OneFlow has not registered."""
+        why = "a plain attribute, which OneFlow does not register"
+        self.records.note([Met(name, module, name, "attribute", value, why)])
 
     def warn(self, stacklevel: int) -> None:
         """Name the patterns that decided nothing, and those that differ over a tied tensor."""
@@ -210,7 +250,8 @@ class Session:
     def _meet(self, kind: str, text: str) -> None:
         if self.spec.check and not self._parted and can_meet():
             self._parted = True
-            agree(Event(kind, Line("", text), self.spec.timeout))
+            with self.meter:
+                agree(Event(kind, Line("", text), self.spec.timeout))
 
     def close(self) -> None:
         """Let go of every tensor and module."""
