@@ -11,6 +11,7 @@ from . import hook
 from .advice import add_advice
 from .apply import is_pending
 from .frames import Frame
+from .meter import mark
 from .records import Kept, Left, Record
 from .registry import Module, slot_of
 from .session import Session
@@ -45,7 +46,7 @@ class ActiveScope(Frame):
         self.is_local = False
         self.spec = spec
         self.watch_global = spec.existing != "keep"
-        self._session = Session(spec)
+        self._session = Session(spec, lasts=spec.when == "assign")
         self.handler = _SessionHandler(self._session)
 
     @property
@@ -110,7 +111,7 @@ class ActiveScope(Frame):
     def __repr__(self) -> str:
         records, state = self._session.records, "closed" if self.closed else "open"
         return (
-            f"<{self._title()}, {state}: {len(records)} converted, {len(self.kept)} kept, "
+            f"<{self._title()}, {state}: {records.count} converted, {len(self.kept)} kept, "
             f"{len(self.left)} left local>"
         )
 
@@ -129,12 +130,14 @@ class ActiveScope(Frame):
         """Do what is due as the block ends, ``error`` being how."""
         session = self._session
         ended_by = None if error is None else type(error)
+        start = mark()
         try:
             self._meet(error)
         except BaseException as refusal:
             ended_by = type(refusal)
             raise
         finally:
+            session.meter.add_since(start)
             session.close()
             session.tell_end(self._title, ended_by)
         if error is None:
@@ -157,7 +160,8 @@ class _SessionHandler:
     """Hands what the hook sees to a session."""
 
     def __init__(self, session: Session) -> None:
-        self.session = session
+        self._session = session
+        self._meter = session.meter
 
     def on_assign(
         self, forward: hook.Forward, module: Module, via: str, name: Any, value: Any
@@ -169,6 +173,10 @@ class _SessionHandler:
             result = forward()
             # Not where the class keeps it elsewhere, or it was never a module's state.
             if isinstance(value, Tensor) and module.__dict__.get(name) is value and value.is_local:
-                self.session.note_attribute(module, name, value)
+                self._session.note_attribute(module, name, value)
             return result
-        return self.session.assign(forward, module, slot, name, value)
+        start = mark()
+        try:
+            return self._session.assign(forward, module, slot, name, value)
+        finally:
+            self._meter.add_since(start)

@@ -70,9 +70,9 @@ class Work:
     ``own`` are global tensors that do not count as existing ones.
     """
 
-    def __init__(self, spec: GlobalSpec, own: Iterable[Tensor] = ()) -> None:
+    def __init__(self, spec: GlobalSpec, records: Records, own: Iterable[Tensor] = ()) -> None:
         self._spec = spec
-        self.records = Records()
+        self._records = records
         self.by_rule: dict[int, Decision] = {}
         self.own = {id(tensor): tensor for tensor in own}  # and what is made global here
         self._memo = Memo()
@@ -118,7 +118,6 @@ class Work:
 
     def close(self) -> None:
         """Let go of every tensor."""
-        self.records.close()
         self._memo.close()
         self.own.clear()
         self.by_rule.clear()
@@ -149,7 +148,7 @@ class Work:
             if isinstance(old, nn.Parameter):
                 remember_replacement(old, kept)
         if fresh:
-            self.records.add(item, job.places, kept)
+            self._records.add(item, job.places, kept)
 
 
 def _places(item: Item) -> list[Place]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from logging import DEBUG, INFO
 
@@ -17,16 +18,14 @@ __all__ = ["DEBUG", "INFO", "is_on", "say"]
 _logger = logging.getLogger("autoglobal")
 _logger.addHandler(logging.NullHandler())
 
-
-def is_on(level: int) -> bool:
-    """Whether a line of this level is wanted; to be asked before anything is made up for one."""
-    return _logger.isEnabledFor(level)
+# Whether a line of a level is wanted; to be asked before anything is made up for one.
+is_on = _logger.isEnabledFor
 
 
-def say(level: int, text: str, *args: object) -> None:
-    """Write one line; an error of a handler's or a filter's own goes to stderr."""
+def say(level: int, text: Callable[[], str]) -> None:
+    """Write one line; an error in it, or of a handler's or a filter's own, goes to stderr."""
     try:
-        _logger.log(level, text, *args, stacklevel=2)
+        _logger.log(level, text(), stacklevel=2)
     except Exception:
         # As logging.Handler.handleError does, which not every handler gets to.
         if logging.raiseExceptions and sys.stderr is not None:

@@ -6,27 +6,27 @@ from time import perf_counter
 
 from .ranks import traffic
 
+Mark = tuple[float, int, int]
+
+
+def mark() -> Mark:
+    """Where the clock and the traffic stand."""
+    return perf_counter(), traffic.sent, traffic.received
+
 
 class Meter:
-    """Counts while it is entered; entered once more inside, it goes on counting once."""
+    """What came between marks and their ends."""
 
-    __slots__ = ("_depth", "_received", "_seconds", "_sent", "received", "seconds", "sent")
+    # No context manager: that would take 4 % of the time of an assignment, this takes 1 %.
+    __slots__ = ("received", "seconds", "sent")
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self.sent = 0
         self.received = 0
-        self._depth = 0
 
-    def __enter__(self) -> None:
-        self._depth += 1
-        if self._depth == 1:
-            self._sent, self._received = traffic.sent, traffic.received
-            self._seconds = perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self._depth -= 1
-        if not self._depth:
-            self.seconds += perf_counter() - self._seconds
-            self.sent += traffic.sent - self._sent
-            self.received += traffic.received - self._received
+    def add_since(self, mark: Mark) -> None:
+        seconds, sent, received = mark
+        self.seconds += perf_counter() - seconds
+        self.sent += traffic.sent - sent
+        self.received += traffic.received - received

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from oneflow import nn
 
 from .errors import SpecTypeError
+from .meter import mark
 from .session import Session
 from .spec import TIMEOUT, Buffers, Existing, GlobalSpec, Source, Unsplittable, check_flag
 
@@ -82,10 +83,12 @@ def local_to_global(
             timeout=timeout,
         )
     )
+    start = mark()
     try:
         with session.telling(f"local_to_global of {type(module).__name__}"):
             session.convert_tree(module, progress)
     finally:
+        session.meter.add_since(start)
         session.close()
     session.tell_end(lambda: f"local_to_global of {type(module).__name__}")
     session.warn(stacklevel=2)

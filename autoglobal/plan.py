@@ -8,7 +8,7 @@ impossible tensor anywhere is told with everything as it was, on every rank alik
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import oneflow as flow
@@ -55,14 +55,13 @@ class Plan:
         self._changing = [item for item in self._items.values() if item.changes]
         return self._changing
 
-    def unchanged(self) -> Iterator[Met]:
+    def unchanged(self) -> list[Met]:
         """What stays as it is; to be asked after :meth:`changes`, where anything does change."""
-        yield from self._kept.values()
+        met = list(self._kept.values())
         if len(self._changing) < len(self._items):
             changing = {id(item) for item in self._changing}
-            for item in self._items.values():
-                if id(item) not in changing:
-                    yield item.unchanged()
+            met += [item.unchanged() for item in self._items.values() if id(item) not in changing]
+        return met
 
     def add(self, root: str, owner: Module, name: str, kind: Kind, tensor: Tensor) -> None:
         """Take in a tensor that is assigned to ``owner`` by itself."""

@@ -76,9 +76,14 @@ _Unchanged = Union[Kept, Left]
 
 
 class Records:
-    """The records of one scope or call, written out when somebody asks for them."""
+    """The records of one scope or call, written out when somebody asks for them.
 
-    def __init__(self) -> None:
+    ``lasts``: what was made global may be met again.
+    """
+
+    def __init__(self, lasts: bool) -> None:
+        self.count = 0  # of what was made global
+        self._lasts = lasts
         self._noted: list[_Noted] = []
         self._written: list[Record] = []
         # By the id of a tensor that was made global here: a module that got it. OneFlow's tensors
@@ -88,10 +93,6 @@ class Records:
         # anybody holds that, so its id stands for the module, also for one that is gone.
         self._unchanged: dict[tuple[int, str], tuple[ref[Module], _Unchanged]] = {}
 
-    def __len__(self) -> int:
-        """How many tensors were made global."""
-        return len(self._noted) + len(self._written)
-
     def add(self, item: Item, places: Sequence[Place], made: Tensor) -> None:
         """Note that ``made`` has become global, or taken the item's tensor's place."""
         owner, shape = places[0][0], tuple(made.shape)
@@ -100,7 +101,9 @@ class Records:
             *(item.spec, item.target, item.fallback),
         )
         self._noted.append(noted)
-        self._made[id(made)] = ref(owner)
+        self.count += 1
+        if self._lasts:
+            self._made[id(made)] = ref(owner)
         if self._unchanged:
             for module, _, name in places:
                 self._unchanged.pop((id(ref(module)), name), None)

@@ -24,6 +24,7 @@ from .items import Met
 from .meter import Meter
 from .plan import Plan
 from .ranks import can_meet, this_rank
+from .records import Records
 from .registry import STORE_OF, Before, Module, Slot, join, store
 from .spec import GlobalSpec
 from .summary import headline
@@ -32,14 +33,17 @@ from .summary import headline
 class Session:
     """The state of one scope that is open, or of one call.
 
-    ``own`` are global tensors that do not count as existing ones.
+    ``own`` are global tensors that do not count as existing ones; ``lasts``: it may come upon what
+    it has made global itself. Whoever enters its ``meter`` has it count what the session costs.
     """
 
-    def __init__(self, spec: GlobalSpec, own: Iterable[Tensor] = ()) -> None:
+    def __init__(
+        self, spec: GlobalSpec, own: Iterable[Tensor] = (), *, lasts: bool = False
+    ) -> None:
         self.spec = spec
-        self._work = Work(spec, own)
-        self.records = self._work.records
+        self.records = Records(lasts)
         self.meter = Meter()
+        self._work = Work(spec, self.records, own)
         self._used: set[str] = set()
         self._conflicts: list[str] = []
         self._late: dict[str, str] = {}
@@ -67,7 +71,7 @@ class Session:
         plan = self._planned(module, slot, name, value)
         label = join(type(module).__name__, name)
         title = Line(label, f"the assignment of {label}")
-        before, fresh, since, sent = None, False, len(self.records), False
+        before, fresh, since, sent = None, False, self.records.count, False
         if plan.is_due:
             before = Before(module, name)
             if slot == "parameter" and can_meet():
@@ -91,16 +95,15 @@ class Session:
 
     def _planned(self, module: Module, slot: Slot, name: str, value: Any) -> Plan:
         root = type(module).__name__
-        with self.meter:
-            own = self._not_existing(module, slot, name, value)
-            plan = Plan(self.spec, own, self._work.by_rule)
-            if slot == "module":
-                plan.add_tree(root, value, name)
-            else:
-                plan.add(root, module, name, slot, value)
-            if self.spec.same_placement:
-                plan.look_at(root, module, but=name)
-            plan.settle()
+        own = self._not_existing(module, slot, name, value)
+        plan = Plan(self.spec, own, self._work.by_rule)
+        if slot == "module":
+            plan.add_tree(root, value, name)
+        else:
+            plan.add(root, module, name, slot, value)
+        if self.spec.same_placement:
+            plan.look_at(root, module, but=name)
+        plan.settle()
         self._used |= plan.used
         self._late.update(plan.late)
         return plan
@@ -134,27 +137,25 @@ class Session:
     def convert_tree(self, module: Module, progress: bool = False) -> None:
         """Make global what is local in a module that exists."""
         label = type(module).__name__
-        with self.meter:
-            plan = Plan(self.spec)
-            plan.add_tree(label, module, "")
-            plan.settle()
+        plan = Plan(self.spec)
+        plan.add_tree(label, module, "")
+        plan.settle()
         self._used |= plan.used
         title = Line(label, f"the conversion of {label}")
         self._over(plan, title, 0, self._apply(plan, "value", title, progress))
 
     def convert_assigned(self) -> None:
         """With ``when="exit"``: make global what was assigned, as one value."""
-        with self.meter:
-            plan = Plan(self.spec)
-            for root in self._assigned.roots():
-                for path, owner, names in self._assigned.below(root):
-                    if names is None:
-                        plan.add_tree(type(root).__name__, owner, path)
-                    else:
-                        plan.add_own(type(root).__name__, owner, path, names)
-                if self.spec.same_placement:
-                    plan.look_at(type(root).__name__, root)
-            plan.settle()
+        plan = Plan(self.spec)
+        for root in self._assigned.roots():
+            for path, owner, names in self._assigned.below(root):
+                if names is None:
+                    plan.add_tree(type(root).__name__, owner, path)
+                else:
+                    plan.add_own(type(root).__name__, owner, path, names)
+            if self.spec.same_placement:
+                plan.look_at(type(root).__name__, root)
+        plan.settle()
         self._used |= plan.used
         title = Line("", "the end of the scope")
         self._over(plan, title, 0, self._apply(plan, "close", title))
@@ -165,8 +166,7 @@ class Session:
         """Carry the plan out; whether values were sent."""
         event = Event(kind, title, self.spec.timeout)
         try:
-            with self.meter:
-                sent = self._work.carry_out(plan, event, progress, fresh)
+            sent = self._work.carry_out(plan, event, progress, fresh)
         except DivergenceError:
             self._parted = True
             raise
@@ -178,13 +178,15 @@ class Session:
 
         ``since``: how many tensors had been converted before it.
         """
-        stayed = self.records.note(plan.unchanged())
-        if log.is_on(log.DEBUG):
-            made = self.records.converted[since:]
-            if made or stayed:
-                nbytes, values = sum(one.nbytes for one in made), "sent" if sent else "not sent"
-                text = "%s: %d made global, %d bytes here, values %s; %d stayed as they were"
-                log.say(log.DEBUG, text, title.text, len(made), nbytes, values, stayed)
+        unchanged = plan.unchanged()
+        stayed = self.records.note(unchanged) if unchanged else 0
+        made = self.records.count - since
+        if (made or stayed) and log.is_on(log.DEBUG):
+            nbytes = sum(one.nbytes for one in self.records.converted[since:])
+            values = f"{nbytes} bytes here, values {'' if sent else 'not '}sent"
+            log.say(
+                log.DEBUG, lambda: f"{title.text}: {made} made global, {values}; {stayed} stayed"
+            )
 
     def tell_end(
         self, what: Callable[[], str], ended_by: type[BaseException] | None = None
@@ -192,7 +194,7 @@ class Session:
         """Log on rank 0 what the whole scope or call, which ``what`` names, has done."""
         if log.is_on(log.INFO) and this_rank() == 0:
             by = "" if ended_by is None else f", ended by {ended_by.__name__}"
-            log.say(log.INFO, "%s%s: %s", what(), by, headline(self.records, self.meter))
+            log.say(log.INFO, lambda: f"{what()}{by}: {headline(self.records, self.meter)}")
 
     def note_attribute(self, module: Module, name: str, value: Tensor) -> None:
         """Record a local tensor that OneFlow has not registered."""
@@ -250,11 +252,11 @@ class Session:
     def _meet(self, kind: str, text: str) -> None:
         if self.spec.check and not self._parted and can_meet():
             self._parted = True
-            with self.meter:
-                agree(Event(kind, Line("", text), self.spec.timeout))
+            agree(Event(kind, Line("", text), self.spec.timeout))
 
     def close(self) -> None:
         """Let go of every tensor and module."""
+        self.records.close()
         self._work.close()
         self._assigned.clear()
 

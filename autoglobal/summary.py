@@ -25,7 +25,7 @@ def headline(records: Records, meter: Meter) -> str:
     """How many tensors, how long it took, and what was sent, in one line."""
     here = sum(one.nbytes for one in records.converted)
     return (
-        f"{len(records)} converted ({decimal(here)} here), {len(records.kept)} kept, "
+        f"{records.count} converted ({decimal(here)} here), {len(records.kept)} kept, "
         f"{len(records.left)} left local; {meter.seconds:.3f} s, {decimal(meter.sent)} sent, "
         f"{decimal(meter.received)} received"
     )
