@@ -183,10 +183,8 @@ class Session:
         made = self.records.count - since
         if (made or stayed) and log.is_on(log.DEBUG):
             nbytes = sum(one.nbytes for one in self.records.converted[since:])
-            values = f"{nbytes} bytes here, values {'' if sent else 'not '}sent"
-            log.say(
-                log.DEBUG, lambda: f"{title.text}: {made} made global, {values}; {stayed} stayed"
-            )
+            what = f"{made} made global, {nbytes} bytes here, values {'' if sent else 'not '}sent"
+            log.say(log.DEBUG, lambda: f"{title.text}: {what}; {stayed} stayed as they were")
 
     def tell_end(
         self, what: Callable[[], str], ended_by: type[BaseException] | None = None
