@@ -11,6 +11,8 @@
 - ``local_to_global``: a module that exists already
 - ``optimizer_to_global``: the optimizer that goes with it
 - ``current_scope``: the scope in force
+
+What is done is told to the logger ``autoglobal``, which is silent until it is given a handler.
 """
 
 from ._oneflow import require_oneflow

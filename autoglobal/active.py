@@ -24,18 +24,21 @@ class ActiveScope(Frame):
 
     ::
 
-        model.register_buffer("seen", flow.zeros(4))
         with global_scope(placement, sbp, buffers=False) as scope:
             model.head = nn.Linear(4, 4)
             model.body = nn.BatchNorm1d(4)
         assert [one.path for one in scope.converted] == ["weight", "bias", "weight", "bias"]
         assert scope.left[0].reason == "buffers=False"
-        print(scope)                # all of it as text; rich prints tables
-        print(scope.sent)           # bytes
+        assert 0 < scope.seconds < 60 and scope.sent == scope.received
+        print(scope)
 
-    ``print(scope)`` shows the first 20 of each list and the totals for each placement and sbp.
-    The record can be read at any time, is filled as the block ends with ``when="exit"``, and stays
-    afterwards. It holds no tensor and no module, and reading it tells the other ranks nothing.
+    ``print(scope)`` shows up to 20 of each list, and the totals for each placement and sbp; where
+    rich prints it, as tables. The record can be read at any time, and stays after the block; with
+    ``when="exit"`` most of it is there as the block ends. It is this rank's own: reading it tells
+    the other ranks nothing. It holds no tensor and no module.
+
+    The same numbers go to ``logging.getLogger("autoglobal")``, in one line on rank 0 at INFO as the
+    scope closes, and at DEBUG in one line for each assignment that had something to convert.
 
     Attributes:
         spec: what was asked for.
@@ -93,7 +96,7 @@ class ActiveScope(Frame):
         of the tensor, sent by the rank that has it and received by each of the others. Not
         counted: what OneFlow moves to give another sbp to what is global already, as with
         ``existing="convert"``, and the headers of its messages. 0 with a single rank, and with
-        ``check=False`` unless shards are broadcast.
+        ``check=False``.
         """
         return self._session.meter.sent
 

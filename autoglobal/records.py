@@ -41,6 +41,14 @@ class Record:
 class Kept:
     """One tensor that was global already and stays as it is.
 
+    ::
+
+        model.to_global(placement, sbp)
+        outer = nn.Sequential()
+        with global_scope(placement, sbp) as scope:
+            outer.add_module("sub", model)
+        assert [one.path for one in scope.kept] == ["sub.weight", "sub.bias"]
+
     ``path``, ``owner`` and ``shape`` are those of :class:`autoglobal.Record`, ``placement`` and
     ``sbp`` what the tensor has.
     """
@@ -57,6 +65,13 @@ class Kept:
 @dataclass(frozen=True)
 class Left:
     """One tensor that is local and stays local, with the ``reason``.
+
+    ::
+
+        with global_scope(placement, {"*.bias": None, "*": sbp}) as scope:
+            model.head = nn.Linear(2, 2)
+            model.table = flow.zeros(4)
+        print(scope.left[-1].path, scope.left[-1].reason)
 
     That is a rule or a function whose sbp for it is None, ``buffers=False``, or that it was
     assigned as a plain attribute (``kind="attribute"``), which OneFlow does not register.

@@ -12,7 +12,7 @@ import pytest
 from oneflow import nn
 from rich.console import Console
 
-from autoglobal import auto_global, global_scope, local_scope, ranks
+from autoglobal import DivergenceError, auto_global, global_scope, local_scope, ranks
 from tests.support import S0, B, Model, counted, error_of, linear, parameter, tensor
 from tests.trees import globally
 
@@ -151,16 +151,28 @@ def test_a_class_that_states_its_layout_has_its_own_reasons(P):
 
 def test_what_was_refused_is_not_told(P):
     m, bad = Model(), tree(P)
-    bad.short = parameter(counted(4))
+    bad.short, bad.keeps = parameter(counted(4)), Model()
+    bad.keeps.old, bad.keeps.bias = globally(A, P, B), parameter(A)
     with global_scope(P, {"*short": flow.sbp.split(1), "*bias": None, "*": S0}) as scope:
         assert "sub.short" in str(error_of(lambda: setattr(m, "sub", bad)))
+        with pytest.raises(KeyError):
+            m.add_module("by.oneflow", bad.keeps)
         assert (scope.converted, scope.kept, scope.left) == ([], [], [])
-        del bad.short
+        del bad.short, bad.keeps
         m.sub = bad
         m.short = parameter(counted(4, 8))
     assert paths(scope.converted) == ["sub.new", "sub.seen", "short"]
     assert paths(scope.kept) == ["sub.old"]
     assert paths(scope.left) == ["sub.bias"]
+
+
+@pytest.mark.ranks(2, 4)
+def test_what_the_ranks_differ_over_is_not_told(P, rank):
+    m, bad = Model(), tree(P)
+    bad.differs = parameter(counted(8 + rank))
+    with pytest.raises(DivergenceError), global_scope(P, {"*bias": None, "*": S0}) as scope:
+        m.sub = bad
+    assert (scope.converted, scope.kept, scope.left) == ([], [], [])
 
 
 @WHEN
