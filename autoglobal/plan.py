@@ -55,13 +55,16 @@ class Plan:
         self._changing = [item for item in self._items.values() if item.changes]
         return self._changing
 
+    @property
+    def has_unchanged(self) -> bool:
+        """Whether anything stays as it is; to be asked after :meth:`changes`, if that is called."""
+        return bool(self._kept) or len(self._changing) < len(self._items)
+
     def unchanged(self) -> list[Met]:
-        """What stays as it is; to be asked after :meth:`changes`, where anything does change."""
-        met = list(self._kept.values())
-        if len(self._changing) < len(self._items):
-            changing = {id(item) for item in self._changing}
-            met += [item.unchanged() for item in self._items.values() if id(item) not in changing]
-        return met
+        """What that is."""
+        changing = {id(item) for item in self._changing}
+        items = [item for item in self._items.values() if id(item) not in changing]
+        return [*self._kept.values(), *(item.unchanged() for item in items)]
 
     def add(self, root: str, owner: Module, name: str, kind: Kind, tensor: Tensor) -> None:
         """Take in a tensor that is assigned to ``owner`` by itself."""

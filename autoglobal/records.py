@@ -97,8 +97,7 @@ class Records:
     """
 
     def __init__(self, lasts: bool) -> None:
-        self.count = 0  # of what was made global
-        self._lasts = lasts
+        self._looks = lasts
         self._noted: list[_Noted] = []
         self._written: list[Record] = []
         # By the id of a tensor that was made global here: a module that got it. OneFlow's tensors
@@ -108,19 +107,19 @@ class Records:
         # anybody holds that, so its id stands for the module, also for one that is gone.
         self._unchanged: dict[tuple[int, str], tuple[ref[Module], _Unchanged]] = {}
 
+    @property
+    def count(self) -> int:
+        """How many tensors were made global."""
+        return len(self._noted) + len(self._written)
+
     def add(self, item: Item, places: Sequence[Place], made: Tensor) -> None:
         """Note that ``made`` has become global, or taken the item's tensor's place."""
-        owner, shape = places[0][0], tuple(made.shape)
-        noted = (
-            *(item.path, type(owner), item.kind, shape, made.dtype),
-            *(item.spec, item.target, item.fallback),
-        )
+        owner, kind, shape, dtype = type(places[0][0]), item.kind, tuple(made.shape), made.dtype
+        noted = (item.path, owner, kind, shape, dtype, item.spec, item.target, item.fallback)
         self._noted.append(noted)
-        self.count += 1
-        if self._lasts:
-            self._made[id(made)] = ref(owner)
-        if self._unchanged:
-            for module, _, name in places:
+        if self._looks:
+            self._made[id(made)] = ref(places[0][0])
+            for module, _, name in places if self._unchanged else ():
                 self._unchanged.pop((id(ref(module)), name), None)
 
     def note(self, met: Iterable[Met]) -> int:
@@ -145,7 +144,7 @@ class Records:
             unchanged = Kept(*what, placement=tensor.placement, sbp=tensor.sbp)
         else:
             unchanged = Left(*what, reason=one.reason)
-        held = ref(one.owner)
+        held, self._looks = ref(one.owner), True
         self._unchanged[id(held), one.name] = held, unchanged
 
     @property

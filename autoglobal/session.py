@@ -178,12 +178,11 @@ class Session:
 
         ``since``: how many tensors had been converted before it.
         """
-        unchanged = plan.unchanged()
-        stayed = self.records.note(unchanged) if unchanged else 0
-        made = self.records.count - since
-        if (made or stayed) and log.is_on(log.DEBUG):
-            nbytes = sum(one.nbytes for one in self.records.converted[since:])
-            what = f"{made} made global, {nbytes} bytes here, values {'' if sent else 'not '}sent"
+        stayed = self.records.note(plan.unchanged()) if plan.has_unchanged else 0
+        if log.is_on(log.DEBUG) and (stayed or plan.is_due):
+            made = self.records.converted[since:]
+            nbytes, values = sum(one.nbytes for one in made), "sent" if sent else "not sent"
+            what = f"{len(made)} made global, {nbytes} bytes here, values {values}"
             log.say(log.DEBUG, lambda: f"{title.text}: {what}; {stayed} stayed as they were")
 
     def tell_end(

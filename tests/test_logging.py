@@ -198,7 +198,7 @@ def test_nothing_is_made_up_where_nobody_listens(P, log, monkeypatch):
         m.sub = nn.Linear(4, 8)
         m.x = 1
     local_to_global(linear(A), P, Named(), check=False)
-    assert asked == [DEBUG] * 3 + [INFO] + [DEBUG, INFO], "once for each event"
+    assert asked == [DEBUG] * 4 + [INFO] + [DEBUG, INFO], "once for each event"
     assert (Named.asked, made, handler.records) == (0, [], [])
 
 
