@@ -12,6 +12,8 @@
 - ``optimizer_to_global``: the optimizer that goes with it
 - ``current_scope``: the scope in force
 - ``describe``: what a module holds, where, and what will bite
+
+What is done is told to the logger ``autoglobal``, which is silent until it is given a handler.
 """
 
 from ._program import named_on_the_command_line
@@ -23,6 +25,7 @@ if not named_on_the_command_line():
 
     require_oneflow()
 
+    from .active import ActiveScope
     from .decorator import auto_global
     from .errors import (
         AutoglobalError,
@@ -39,16 +42,18 @@ if not named_on_the_command_line():
     from .local import local_scope
     from .migrate import local_to_global
     from .optimizers import optimizer_to_global
-    from .records import Record
+    from .records import Kept, Left, Record
     from .report import Report, describe
-    from .scope import ActiveScope, current_scope, global_scope
+    from .scope import current_scope, global_scope
 
 __all__ = [
     "ActiveScope",
     "AutoglobalError",
     "ConversionError",
     "DivergenceError",
+    "Kept",
     "LateRuleWarning",
+    "Left",
     "OneFlowMissing",
     "Record",
     "Report",

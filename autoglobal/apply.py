@@ -18,7 +18,7 @@ from .memo import Memo, remember_replacement, replacement
 from .pieces import Piece
 from .plan import Plan
 from .ranks import all_true, can_meet, this_rank
-from .records import Record, Records
+from .records import Records
 from .registry import Module, has_own_methods, store
 from .spec import GlobalSpec
 
@@ -70,23 +70,19 @@ class Work:
     ``own`` are global tensors that do not count as existing ones.
     """
 
-    def __init__(self, spec: GlobalSpec, own: Iterable[Tensor] = ()) -> None:
+    def __init__(self, spec: GlobalSpec, records: Records, own: Iterable[Tensor] = ()) -> None:
         self._spec = spec
-        self._records = Records()
+        self._records = records
         self.by_rule: dict[int, Decision] = {}
         self.own = {id(tensor): tensor for tensor in own}  # and what is made global here
         self._memo = Memo()
 
-    @property
-    def converted(self) -> list[Record]:
-        return self._records.all()
-
     def carry_out(
         self, plan: Plan, event: Event, progress: bool = False, fresh: bool = False
-    ) -> None:
+    ) -> bool:
         """Make global what the plan changes. Until all of it is converted nothing has changed.
 
-        ``fresh``: what it changes holds nothing yet.
+        ``fresh``: what it changes holds nothing yet. Returned is whether values were sent.
         """
         pieces: list[Piece] = []
         jobs = [_Job(item, places, pieces) for item in plan.changes() if (places := _places(item))]
@@ -102,12 +98,13 @@ class Work:
                 job.piece.kind = "buffer, as registered before,"
         shown = progress and this_rank() == 0
         passing = partial(tqdm, desc="local to global") if shown else iter
-        settle(pieces, event if meets else None, digested, passing)
+        sent = settle(pieces, event if meets else None, digested, passing)
         if buffers:
             with event.wait():
                 self._find_kept(buffers, meets)
         for job in jobs:
             self._put(job)
+        return sent
 
     def _find_kept(self, buffers: list[_Job], meets: bool) -> None:
         before = [job for job in buffers if self._memo.known(job.item.tensor)]
@@ -151,7 +148,7 @@ class Work:
             if isinstance(old, nn.Parameter):
                 remember_replacement(old, kept)
         if fresh:
-            self._records.add(item, type(job.places[0][0]), tuple(kept.shape), kept.dtype)
+            self._records.add(item, job.places, kept)
 
 
 def _places(item: Item) -> list[Place]:

@@ -25,8 +25,8 @@ def settle(
     event: Event | None,
     digested: Sequence[Piece] = (),
     passing: Callable[[Sequence[Piece]], Iterable[Piece]] = iter,
-) -> None:
-    """Agree on the pieces with the other ranks, and make all of them.
+) -> bool:
+    """Agree on the pieces with the other ranks, and make all of them; whether values were sent.
 
     ``event`` is None where the ranks are trusted: then nothing is compared or sent. The pieces
     that are ``digested`` have a digest afterwards, if they are in host memory. ``passing`` sees
@@ -36,7 +36,7 @@ def settle(
         if event is None or not can_meet():
             _Look(digested).finish()
             _make(passing(pieces))
-            return
+            return False
         compared = _look_at(pieces, event, digested)
         with event.wait() as wait:
             agreed = agree(event)
@@ -46,6 +46,7 @@ def settle(
             _make(passing(pieces))
             if sent and len(pieces) > 1:  # a single one may be under way: an event will follow it
                 sync()
+            return sent
     finally:
         release()
 

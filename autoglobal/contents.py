@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import oneflow as flow
 import xxhash
 
 from .ranks import host, host_buffer, sync
+from .sizes import item_size, nbytes_of
 
 Tensor = Any  # oneflow.Tensor; OneFlow ships no types
 Shape = tuple[int, ...]
@@ -23,17 +23,6 @@ Shape = tuple[int, ...]
 BUFFER = 8 << 20  # bytes of tensors that are read at a time, if not of one that is larger
 SMALL = 1 << 20  # bytes; to copy so few costs less than to ask where they lie
 _KEPT = 1 << 20  # bytes of a buffer that stays until it is needed again
-
-
-@cache
-def item_size(dtype: Any) -> int:
-    """The bytes of one element."""
-    # OneFlow 0.9.0 does not know the size of this dtype of its own.
-    return 2 if dtype == flow.bfloat16 else int(dtype.bytes)
-
-
-def nbytes_of(tensor: Tensor) -> int:
-    return int(tensor.numel()) * item_size(tensor.dtype)
 
 
 def sound(local: Tensor) -> Tensor:

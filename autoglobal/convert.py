@@ -14,9 +14,10 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-from .contents import at_home, item_size, sound
-from .ranks import host, world_size
-from .rules import PARTIAL_SUM, NdSbp, split_axis
+from .contents import at_home, sound
+from .ranks import host, traffic, world_size
+from .rules import BROADCAST, PARTIAL_SUM, NdSbp, split_axis
+from .sizes import item_size, nbytes_of
 from .spec import GlobalSpec, Shape
 
 Tensor = Any  # oneflow.Tensor; OneFlow ships no types
@@ -161,7 +162,23 @@ def box(tensor: Tensor, spec: GlobalSpec, sbp: NdSbp, check_meta: bool = False) 
         # copy=True: else the first rank's component is the caller's tensor, and a later write to
         # that one would make the ranks differ.
         result = source.to_global(spec.placement, sbp, copy=True, check_meta=check_meta)
+        _count(nbytes_of(source), spec, sbp)
     return result.to(tensor.dtype) if through_float else result
+
+
+def _count(nbytes: int, spec: GlobalSpec, sbp: NdSbp) -> None:
+    """Note OneFlow's own broadcast of a component, whose messages nobody sees, as its bytes."""
+    if spec.position is None:
+        return
+    among = [
+        index
+        for one, ranks, index in zip(sbp, spec.hierarchy, spec.position)
+        if one == BROADCAST and ranks > 1
+    ]
+    if any(among):
+        traffic.received += nbytes
+    elif among:
+        traffic.sent += nbytes
 
 
 # False from the first time on that OneFlow refuses: 1.0.0 and later do, 0.9.0 does not.

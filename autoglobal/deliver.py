@@ -16,10 +16,11 @@ from typing import Any
 
 import oneflow as flow
 
-from .contents import BUFFER, at_home, item_size, nbytes_of, stacked
+from .contents import BUFFER, at_home, stacked
 from .convert import HALF, Tensor, box, empty, from_component, holds_values, narrowed, part_of
 from .ranks import host, recv, send, sync, this_rank, world_size
 from .rules import NdSbp
+from .sizes import item_size, nbytes_of
 from .spec import GlobalSpec, Shape
 
 LARGE = 512 << 10

@@ -23,6 +23,17 @@ class Decision(NamedTuple):
     tensor: Tensor
 
 
+class Met(NamedTuple):
+    """A tensor that stays as it is, where it was met first; the reason, if it stays local."""
+
+    path: str
+    owner: Module
+    name: str
+    kind: str
+    tensor: Tensor
+    reason: str | None
+
+
 class Item:
     """One tensor of a value, what was decided for it, and every place where the value holds it.
 
@@ -68,6 +79,19 @@ class Item:
         if not tensor.is_global:
             return True
         return bool(tensor.placement != self.spec.placement or tensor.sbp != self.sbp)
+
+    def unchanged(self) -> Met:
+        """What is told of one that does not change."""
+        owner, _, name = self.places[0]
+        return Met(self.path, owner, name, self.kind, self.tensor, self._reason())
+
+    def _reason(self) -> str | None:
+        if self.tensor.is_global:
+            return None
+        if self.kind == "buffer" and self.spec.buffers is False:
+            return "buffers=False"
+        rule = "the sbp function" if self.pattern is None else f"the rule {self.pattern!r} of sbp"
+        return f"{rule} says None"
 
     @property
     def fallback(self) -> bool:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from . import hook
+from .active import ActiveScope
 from .block import Block
 from .frames import Frame, open_frames
 from .registry import Module
-from .scope import ActiveScope
 
 
 class local_scope(Block[Frame]):

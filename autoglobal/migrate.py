@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+from .meter import mark
 from .session import Session
 from .spec import (
     TIMEOUT,
@@ -86,10 +87,13 @@ def local_to_global(
             timeout=timeout,
         )
     )
+    start = mark()
     try:
         with session.telling(f"local_to_global of {type(module).__name__}"):
             session.convert_tree(module, progress)
     finally:
+        session.meter.add_since(start)
         session.close()
+    session.tell_end(lambda: f"local_to_global of {type(module).__name__}")
     session.warn(stacklevel=2)
     return module

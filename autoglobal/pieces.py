@@ -6,9 +6,9 @@ from functools import cache, lru_cache
 from typing import Any, Literal
 
 from .agree import Line
-from .contents import nbytes_of
 from .convert import Tensor, box, empty, from_component, from_whole
 from .rules import BROADCAST, PARTIAL_SUM, NdSbp, show_sbp, split_axis
+from .sizes import nbytes_of
 from .spec import GlobalSpec, Shape
 
 # "copy": each rank has the whole, and the first rank's counts. "own": each has a component of

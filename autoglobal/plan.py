@@ -15,7 +15,7 @@ import oneflow as flow
 
 from .convert import Tensor
 from .errors import ConversionError
-from .items import Decision, Item, Node
+from .items import Decision, Item, Met, Node
 from .registry import STORE_OF, Module, store, tensors
 from .spec import GlobalSpec, Kind
 
@@ -41,6 +41,8 @@ class Plan:
         self.conflicts: list[str] = []  # between the rules for one tensor, for a warning
         self.is_due = False  # once it is settled: whether it changes anything
         self._items: dict[int, Item] = {}
+        self._changing: list[Item] = []
+        self._kept: dict[int, Met] = {}
         self.late: dict[str, str] = {}  # a pattern that came too late, and what to say of it
         self._own = frozenset(own)
         self._decided = {} if decided is None else decided
@@ -50,7 +52,19 @@ class Plan:
 
     def changes(self) -> list[Item]:
         """What is to be converted, in the order in which it was met."""
-        return [item for item in self._items.values() if item.changes]
+        self._changing = [item for item in self._items.values() if item.changes]
+        return self._changing
+
+    @property
+    def has_unchanged(self) -> bool:
+        """Whether anything stays as it is; to be asked after :meth:`changes`, if that is called."""
+        return bool(self._kept) or len(self._changing) < len(self._items)
+
+    def unchanged(self) -> list[Met]:
+        """What that is."""
+        changing = {id(item) for item in self._changing}
+        items = [item for item in self._items.values() if id(item) not in changing]
+        return [*self._kept.values(), *(item.unchanged() for item in items)]
 
     def add(self, root: str, owner: Module, name: str, kind: Kind, tensor: Tensor) -> None:
         """Take in a tensor that is assigned to ``owner`` by itself."""
@@ -140,7 +154,7 @@ class Plan:
         # What one module keeps as a buffer may be the Parameter of another one.
         if item is None or (item.kind, kind) == ("buffer", "parameter"):
             if tensor.is_global and at.spec.existing != "convert":
-                self._keep(at, tensor)
+                self._keep(at, name, kind, tensor)
                 return
             places = [] if item is None else item.places
             item = self._items[id(tensor)] = self._decide(at, kind, tensor)
@@ -149,7 +163,9 @@ class Plan:
             self._compare(item, at)
         item.places.append((at.module, STORE_OF[kind], name))
 
-    def _keep(self, at: Node, tensor: Tensor) -> None:
+    def _keep(self, at: Node, name: str, kind: Kind, tensor: Tensor) -> None:
+        if id(tensor) not in self._kept:
+            self._kept[id(tensor)] = Met(at.path, at.module, name, kind, tensor, None)
         rules = at.spec.rules
         pattern = rules.matching(at.module, at.rule_path)
         before = self._decided.get(id(tensor))

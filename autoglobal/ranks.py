@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 import oneflow as flow
 
+from .sizes import nbytes_of
+
 Tensor = Any  # oneflow.Tensor; OneFlow ships no types
 Words = Sequence[int]
 
@@ -62,11 +64,26 @@ def host_buffer(count: int, dtype: Any) -> Tensor:
     return flow.empty((count,), dtype=dtype, device=host())
 
 
+class Traffic:
+    """The bytes that this process has sent to other ranks and received from them, in all."""
+
+    __slots__ = ("received", "sent")
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.received = 0
+
+
+traffic = Traffic()
+
+
 def send(tensor: Tensor, rank: int) -> None:
+    traffic.sent += nbytes_of(tensor)
     flow.comm.send(tensor, rank, False)
 
 
 def recv(rank: int, out: Tensor) -> None:
+    traffic.received += nbytes_of(out)
     flow.comm.recv(rank, tuple(out.shape), out.dtype, out.device, out=out)
 
 
@@ -116,6 +133,8 @@ def vote(words: Words, decide: Callable[[list[list[int]]], Words]) -> list[int]:
     if world_size() == 2:
         table.mine.view[: len(words)] = words
         flow.comm.all_gather_into_tensor(table.both.tensor, table.mine.tensor)
+        traffic.sent += nbytes_of(table.mine.tensor)
+        traffic.received += nbytes_of(table.mine.tensor)
         sync()
         return list(decide(table.both.view.reshape(2, WORDS).tolist()))
     # What was sent from these boxes before has gone: each vote ends in a sync, or begins with one.

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, Optional
 
-from .contents import item_size, nbytes_of
 from .registry import Module
 from .rules import NdSbp, show_sbp
+from .sizes import item_size, nbytes_of
 from .spec import Layout, Shape
 from .survey import Held, Loose
 

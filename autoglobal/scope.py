@@ -4,95 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from oneflow import nn
-
-from . import hook
-from .advice import add_advice
-from .apply import is_pending
+from .active import ActiveScope
 from .block import Block
-from .frames import Frame, innermost
-from .records import Record
-from .registry import Module, slot_of
-from .rules import show_sbp
-from .session import Session
+from .frames import innermost
 from .spec import TIMEOUT, Buffers, Existing, GlobalSpec, Source, Unsplittable, When
-
-
-class ActiveScope(Frame):
-    """One passage through a ``with global_scope(...)`` block; what ``as`` gives.
-
-    ``converted`` lists what became global in it, in order, one :class:`autoglobal.Record` each
-    (with ``when="exit"`` it is filled as the block ends); ``str(scope)`` shows that as text.
-    ``spec`` is what was asked for.
-    """
-
-    def __init__(self, spec: GlobalSpec, opened_by: object) -> None:
-        super().__init__(opened_by)
-        self.is_local = False
-        self.spec = spec
-        self.watch_global = spec.existing != "keep"
-        self._session = Session(spec)
-        self.handler = _SessionHandler(self._session)
-
-    @property
-    def converted(self) -> list[Record]:
-        return self._session.converted
-
-    def __str__(self) -> str:
-        spec = self.spec
-        lines = [
-            f"global_scope({spec.placement}, {spec.rules}, source={spec.source!r}): "
-            f"{len(self.converted)} converted"
-        ]
-        for one in self.converted:
-            lines.append(
-                f"  {one.path} ({one.kind} of {one.owner}): {one.shape} {one.dtype}, "
-                f"{show_sbp(one.sbp)}{', cannot be split' * one.fallback}, "
-                f"{one.nbytes} bytes on this rank"
-            )
-        return "\n".join(lines)
-
-    def forget(self, module: Module, name: str) -> None:
-        """``name`` was assigned again inside a ``local_scope``."""
-        self._session.forget(module, name)
-
-    def taken_over(self, value: Any) -> None:
-        if isinstance(value, nn.Module):
-            self._session.forget_tree(value)
-
-    def end(self, error: BaseException | None) -> None:
-        """Do what is due as the block ends, ``error`` being how."""
-        session = self._session
-        try:
-            if error is not None:
-                add_advice(error)
-                session.left(error)
-            elif self.spec.when == "exit":
-                with session.telling("the end of the scope"):
-                    session.convert_assigned()
-            else:
-                session.closed()
-        finally:
-            session.close()
-        if error is None:
-            session.warn(stacklevel=4)
-
-
-class _SessionHandler:
-    """Hands what the hook sees to a session."""
-
-    def __init__(self, session: Session) -> None:
-        self.session = session
-
-    def on_assign(
-        self, forward: hook.Forward, module: Module, via: str, name: Any, value: Any
-    ) -> Any:
-        if is_pending(module, name, value):
-            return forward()
-        slot = slot_of(module, via, name, value)
-        if slot is None:
-            return forward()
-        return self.session.assign(forward, module, slot, name, value)
 
 
 def current_scope() -> ActiveScope | None:

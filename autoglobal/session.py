@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from . import log
 from .agree import Event, Line, agree
 from .apply import Work, is_pending, pending
 from .assigned import Assigned
-from .classes import stated_spec
 from .convert import Tensor
 from .errors import (
     DivergenceError,
@@ -20,22 +20,30 @@ from .errors import (
     UnusedRuleWarning,
 )
 from .fresh import is_fresh
+from .items import Met
+from .meter import Meter
 from .plan import Plan
-from .ranks import can_meet
-from .records import Record
-from .registry import STORE_OF, Before, Module, Slot, holds_local, join, store, walk
+from .ranks import can_meet, this_rank
+from .records import Records
+from .registry import STORE_OF, Before, Module, Slot, join, store
 from .spec import GlobalSpec
+from .summary import headline
 
 
 class Session:
     """The state of one scope that is open, or of one call.
 
-    ``own`` are global tensors that do not count as existing ones.
+    ``own`` are global tensors that do not count as existing ones; ``lasts``: it may come upon what
+    it has made global itself. Whoever enters its ``meter`` has it count what the session costs.
     """
 
-    def __init__(self, spec: GlobalSpec, own: Iterable[Tensor] = ()) -> None:
+    def __init__(
+        self, spec: GlobalSpec, own: Iterable[Tensor] = (), *, lasts: bool = False
+    ) -> None:
         self.spec = spec
-        self._work = Work(spec, own)
+        self.records = Records(lasts)
+        self.meter = Meter()
+        self._work = Work(spec, self.records, own)
         self._used: set[str] = set()
         self._conflicts: list[str] = []
         self._late: dict[str, str] = {}
@@ -60,8 +68,32 @@ class Session:
             result = forward()
             (self._assigned.forget if goes_on else self._assigned.add)(module, name)
             return result
-        if slot == "module" and self._leaves_alone(value):
-            return self._by_oneflow(forward)
+        plan = self._planned(module, slot, name, value)
+        label = join(type(module).__name__, name)
+        title = Line(label, f"the assignment of {label}")
+        before, fresh, since, sent = None, False, self.records.count, False
+        if plan.is_due:
+            before = Before(module, name)
+            if slot == "parameter" and can_meet():
+                # The hook's caller, if nobody stands between.
+                fresh = is_fresh(module, name, sys._getframe(3))
+        token = pending.set((module, name, value))
+        try:
+            result = self._by_oneflow(forward)
+        finally:
+            pending.reset(token)
+        if before is not None:
+            if slot == "module" and store(module, STORE_OF[slot]).get(name) is not value:
+                return result  # a class of its own mind keeps it elsewhere, or another one
+            try:
+                sent = self._apply(plan, "value", title, fresh=fresh)
+            except BaseException:
+                before.restore()
+                raise
+        self._over(plan, title, since, sent)
+        return result
+
+    def _planned(self, module: Module, slot: Slot, name: str, value: Any) -> Plan:
         root = type(module).__name__
         own = self._not_existing(module, slot, name, value)
         plan = Plan(self.spec, own, self._work.by_rule)
@@ -74,29 +106,7 @@ class Session:
         plan.settle()
         self._used |= plan.used
         self._late.update(plan.late)
-        label = join(root, name)
-        before, fresh = None, False
-        if plan.is_due:
-            before = Before(module, name)
-            if slot == "parameter" and can_meet():
-                # The hook's caller, if nobody stands between.
-                fresh = is_fresh(module, name, sys._getframe(3))
-        token = pending.set((module, name, value))
-        try:
-            result = self._by_oneflow(forward)
-        finally:
-            pending.reset(token)
-        if before is None:
-            return result
-        if slot == "module" and store(module, STORE_OF[slot]).get(name) is not value:
-            return result  # a class of its own mind keeps it elsewhere, or another one
-        try:
-            title = Line(label, f"the assignment of {label}")
-            self._apply(plan, "value", title, fresh=fresh)
-        except BaseException:
-            before.restore()
-            raise
-        return result
+        return plan
 
     def _by_oneflow(self, forward: Callable[[], Any]) -> Any:
         try:
@@ -105,12 +115,6 @@ class Session:
             if self._tells:
                 self._oneflows = error
             raise
-
-    def _leaves_alone(self, value: Module) -> bool:
-        """Whether a module is seen at a glance to hold nothing that a plan would look at."""
-        if self.spec.existing != "keep" or self.spec.rules.patterns or holds_local(value):
-            return False
-        return not any(stated_spec(one) for _, one in walk(value, ""))
 
     def _not_existing(self, module: Module, slot: Slot, name: str, value: Any) -> Iterable[int]:
         """The ids of global tensors that are no find for ``existing="error"``."""
@@ -132,12 +136,13 @@ class Session:
 
     def convert_tree(self, module: Module, progress: bool = False) -> None:
         """Make global what is local in a module that exists."""
+        label = type(module).__name__
         plan = Plan(self.spec)
-        plan.add_tree(type(module).__name__, module, "")
+        plan.add_tree(label, module, "")
         plan.settle()
         self._used |= plan.used
-        label = type(module).__name__
-        self._apply(plan, "value", Line(label, f"the conversion of {label}"), progress)
+        title = Line(label, f"the conversion of {label}")
+        self._over(plan, title, 0, self._apply(plan, "value", title, progress))
 
     def convert_assigned(self) -> None:
         """With ``when="exit"``: make global what was assigned, as one value."""
@@ -152,21 +157,46 @@ class Session:
                 plan.look_at(type(root).__name__, root)
         plan.settle()
         self._used |= plan.used
-        self._apply(plan, "close", Line("", "the end of the scope"))
+        title = Line("", "the end of the scope")
+        self._over(plan, title, 0, self._apply(plan, "close", title))
 
     def _apply(
         self, plan: Plan, kind: str, title: Line, progress: bool = False, fresh: bool = False
-    ) -> None:
+    ) -> bool:
+        """Carry the plan out; whether values were sent."""
+        event = Event(kind, title, self.spec.timeout)
         try:
-            self._work.carry_out(plan, Event(kind, title, self.spec.timeout), progress, fresh)
+            sent = self._work.carry_out(plan, event, progress, fresh)
         except DivergenceError:
             self._parted = True
             raise
         self._conflicts += plan.conflicts
+        return sent
 
-    @property
-    def converted(self) -> list[Record]:
-        return self._work.converted
+    def _over(self, plan: Plan, title: Line, since: int, sent: bool) -> None:
+        """Record what has stayed as it was, and log the event, which is over and done.
+
+        ``since``: how many tensors had been converted before it.
+        """
+        stayed = self.records.note(plan.unchanged()) if plan.has_unchanged else 0
+        if log.is_on(log.DEBUG) and (stayed or plan.is_due):
+            made = self.records.converted[since:]
+            nbytes, values = sum(one.nbytes for one in made), "sent" if sent else "not sent"
+            what = f"{len(made)} made global, {nbytes} bytes here, values {values}"
+            log.say(log.DEBUG, lambda: f"{title.text}: {what}; {stayed} stayed as they were")
+
+    def tell_end(
+        self, what: Callable[[], str], ended_by: type[BaseException] | None = None
+    ) -> None:
+        """Log on rank 0 what the whole scope or call, which ``what`` names, has done."""
+        if log.is_on(log.INFO) and this_rank() == 0:
+            by = "" if ended_by is None else f", ended by {ended_by.__name__}"
+            log.say(log.INFO, lambda: f"{what()}{by}: {headline(self.records, self.meter)}")
+
+    def note_attribute(self, module: Module, name: str, value: Tensor) -> None:
+        """Record a local tensor that OneFlow has not registered."""
+        why = "a plain attribute, which OneFlow does not register"
+        self.records.note([Met(name, module, name, "attribute", value, why)])
 
     def warn(self, stacklevel: int) -> None:
         """Name the patterns that decided nothing, and those that differ over a tied tensor."""
@@ -223,6 +253,7 @@ class Session:
 
     def close(self) -> None:
         """Let go of every tensor and module."""
+        self.records.close()
         self._work.close()
         self._assigned.clear()
 

@@ -32,9 +32,9 @@ from oneflow import nn
 
 from autoglobal import (
     ActiveScope, AutoglobalError, ConversionError, DivergenceError, LateRuleWarning, OneFlowMissing,
-    Record, Report, SpecError, SpecTypeError, SplitUpdateWarning, TiedRulesWarning,
-    UnusedRuleWarning, __version__, auto_global, current_scope, describe, global_scope,
-    local_scope, local_to_global, optimizer_to_global,
+    Kept, Left, Record, Report, SpecError, SpecTypeError, SplitUpdateWarning,
+    TiedRulesWarning, UnusedRuleWarning, __version__, auto_global, current_scope, describe,
+    global_scope, local_scope, local_to_global, optimizer_to_global,
 )
 
 P, B, S0 = flow.placement("cpu", ranks=[0]), flow.sbp.broadcast, flow.sbp.split(0)
@@ -75,13 +75,16 @@ build("deep")  # error: arg-type
 build(1, wise=True)  # error: call-arg
 
 with global_scope(P, lambda owner, path, tensor: S0 if tensor.ndim == 2 else B) as scope:
-    reveal_type(scope)  # is: autoglobal.scope.ActiveScope
+    reveal_type(scope)  # is: autoglobal.active.ActiveScope
     reveal_type(scope.converted)  # is: list[autoglobal.records.Record]
     with local_scope():
-        reveal_type(current_scope())  # is: autoglobal.scope.ActiveScope | None
+        reveal_type(current_scope())  # is: autoglobal.active.ActiveScope | None
 
 def told(open_one: ActiveScope) -> list[str]:
     return [f"{one.path} {one.shape} {one.nbytes}" for one in open_one.converted]
+
+def others(open_one: ActiveScope) -> list[Kept | Left]:
+    return [*open_one.kept, *open_one.left]
 
 def total(records: list[Record]) -> int:
     return sum(record.nbytes for record in records)

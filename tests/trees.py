@@ -20,6 +20,15 @@ def mixed(P) -> Model:
     return m
 
 
+def four_kinds(P) -> Model:
+    """A global Parameter, a local one, and two tensors that a rule or an option may leave."""
+    made = Model()
+    made.old = globally(counted(8, 4), P, B)
+    made.new, made.bias = parameter(counted(8, 4)), parameter(counted(8))
+    made.register_buffer("seen", tensor(counted(8, 4)))
+    return made
+
+
 def globally(array: np.ndarray, placement, sbp) -> nn.Parameter:
     """A global Parameter of these numbers."""
     return nn.Parameter(tensor(array).to_global(placement, B).to_global(placement, sbp))
