@@ -29,7 +29,7 @@ class ActiveScope(Frame):
             model.body = nn.BatchNorm1d(4)
         assert [one.path for one in scope.converted] == ["weight", "bias", "weight", "bias"]
         assert scope.left[0].reason == "buffers=False"
-        assert 0 < scope.seconds < 60 and scope.sent == scope.received
+        assert 0 < scope.seconds < 60
         print(scope)
 
     ``print(scope)`` shows up to 20 of each list, and the totals for each placement and sbp; where
