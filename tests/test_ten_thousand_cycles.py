@@ -17,9 +17,7 @@ A = counted(8, 4)
 
 
 CYCLES = 10_000
-
-
-# Ten thousand times
+pytestmark = pytest.mark.ranks(1)  # what would be left behind is each process's own
 
 
 def depth(function) -> int:
