@@ -48,6 +48,8 @@ class Plan:
         self._decided = {} if decided is None else decided
         self._existing: list[str] = []
         self._elsewhere: tuple[str, Any] | None = None
+        self._joins: str | None = None  # what is on the placement already, and comes to others
+        self._is_apart = False  # the module that is added to has its tensors elsewhere
         self._wrapped: str | None = None  # a module wrapped for DistributedDataParallel
 
     def changes(self) -> list[Item]:
@@ -99,6 +101,7 @@ class Plan:
         for path, tensor in tensors(module):
             if tensor.is_global and path.split(".")[0] != but:
                 self._note_placement(f"{root}.{path}", tensor)
+                self._is_apart |= tensor.placement != self.spec.placement
 
     def settle(self) -> None:
         """Raise for what only the value as a whole shows."""
@@ -109,16 +112,10 @@ class Plan:
                 "existing='convert' to give them this placement and sbp"
             )
         first = next((item for item in self._items.values() if item.changes), None)
+        self._refuse_two_placements(first)
         if first is None:
             return
         self.is_due = True
-        if self.spec.same_placement and self._elsewhere is not None:
-            label, placement = self._elsewhere
-            raise ConversionError(
-                f"{first.label} would be on {self.spec.placement} and {label} is on {placement}. "
-                "Expected with same_placement=True: one placement for all global tensors of a "
-                "module. Write that placement, or same_placement=False"
-            )
         if self._wrapped is not None:
             raise ConversionError(
                 f"{first.label}: {self._wrapped} is wrapped for DistributedDataParallel, whose "
@@ -135,6 +132,17 @@ class Plan:
         raise ConversionError(
             f"{first.label}: a {first.kind} cannot become global {why}. "
             f"Received: shape {tuple(first.tensor.shape)}"
+        )
+
+    def _refuse_two_placements(self, first: Item | None) -> None:
+        added = first.label if first is not None else self._joins if self._is_apart else None
+        if not self.spec.same_placement or self._elsewhere is None or added is None:
+            return
+        label, placement = self._elsewhere
+        raise ConversionError(
+            f"{added} would be on {self.spec.placement} and {label} is on {placement}. "
+            "Expected with same_placement=True: one placement for all global tensors of a "
+            "module. Write that placement, or same_placement=False"
         )
 
     def _look_for_ddp(self, label: str, module: Module) -> None:
@@ -184,6 +192,8 @@ class Plan:
             if at.spec.existing == "error":
                 self._existing.append(at.label)
             self._note_placement(at.label, tensor)
+        if self.spec.same_placement and tensor.placement == self.spec.placement:
+            self._joins = self._joins or at.label
 
     def _use(self, at: Node, pattern: str | None) -> None:
         if pattern is not None and at.spec is self.spec:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import oneflow as flow
 import pytest
+from oneflow import nn
 
 from autoglobal import ConversionError, global_scope, local_to_global
 from tests.support import (
@@ -25,6 +28,10 @@ W = counted(8, 4)
 @pytest.fixture
 def first():
     return flow.placement("cpu", [0])
+
+
+def globally_linear(placement) -> nn.Linear:
+    return local_to_global(nn.Linear(4, 2), placement, B)
 
 
 def names_both(message: str, placements, *names: str) -> None:
@@ -61,6 +68,30 @@ def test_another_placement_in_the_module_that_is_extended_is_refused(P, first, w
     names_both(str(caught.value), [P, first], "far", "new")
     assert_local(p, W)
     assert not hasattr(m, "new")
+
+
+@pytest.mark.ranks(2, 4)
+@pytest.mark.parametrize("via", ["setattr", "add_module"])
+def test_a_layer_that_is_built_inside_the_scope_is_refused_too(P, first, via):
+    """It is global, and where the scope wants it, before it comes to what is elsewhere."""
+    m = Model()
+    m.body = globally_linear(P)
+    add = m.add_module if via == "add_module" else partial(setattr, m)
+    with global_scope(first, B, same_placement=True):
+        head = nn.Linear(4, 2)
+        with pytest.raises(ConversionError) as caught:
+            add("head", head)
+    names_both(str(caught.value), [P, first], "Model.body.weight", "Model.head.weight")
+    assert not hasattr(m, "head")
+
+
+@pytest.mark.ranks(2, 4)
+def test_what_lies_on_two_placements_already_is_moved_about_freely(P, first):
+    top, both = Model(), Model()
+    both.near, both.far = globally_linear(P), globally_linear(first)
+    with global_scope(P, B, same_placement=True):
+        top.both = both
+    assert top.both is both
 
 
 @pytest.mark.ranks(2, 4)
