@@ -19,9 +19,8 @@ class LoRA(nn.Module):
     def __init__(self, base, rank=4):
         super().__init__()
         self.base = base.requires_grad_(False)
-        out_features, in_features = base.weight.shape
-        self.a = nn.Parameter(flow.randn(rank, in_features) / in_features**0.5)
-        self.b = nn.Parameter(flow.zeros(out_features, rank))
+        self.a = nn.Parameter(flow.randn(rank, base.in_features) / base.in_features**0.5)
+        self.b = nn.Parameter(flow.zeros(base.out_features, rank))
 
     def forward(self, x):
         return self.base(x) + flow.matmul(flow.matmul(x, self.a.T), self.b.T)
@@ -51,16 +50,14 @@ local_to_global(model, P, {"0.*": S0, "2.weight": S1, "2.bias": B})
 numbers = np.random.default_rng(0).standard_normal((2, 64, 16)).astype("float32")
 x, target = flow.tensor(numbers).to_global(P, B)
 frozen = list(model.parameters())
-values = [weight.numpy().copy() for weight in frozen]
-before = model(x).numpy()
+values, before = [weight.numpy().copy() for weight in frozen], model(x).numpy()
 
 # The ranks draw different numbers for a: those of the first rank count.
 with global_scope(P, beside_the_base) as scope:
     replace_layers(model, nn.Linear, LoRA)
 np.testing.assert_array_equal(model(x).numpy(), before)  # b is zero
 
-adapters = [weight for weight in model.parameters() if weight.requires_grad]
-optimizer = flow.optim.Adam(adapters, lr=0.02)
+optimizer = flow.optim.Adam([w for w in model.parameters() if w.requires_grad], lr=0.02)
 losses = []
 for _ in range(30):
     losses.append(((model(x) - target) ** 2).mean())
