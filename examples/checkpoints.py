@@ -20,60 +20,60 @@ RANK = flow.env.get_rank()
 
 
 def make():
-    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
-    return model, flow.optim.Adam(model.parameters(), lr=0.01)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
 
 
-def step(model, optimizer, x):
-    loss = (model(x) ** 2).mean()
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    return float(loss.numpy())
+def train(model, optimizer, x, steps):
+    for _ in range(steps):
+        loss = (model(x) ** 2).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield float(loss.numpy())
+
+
+def values(model):
+    """All ranks have to ask a global model. A copy: what numpy() gives can be the weight itself."""
+    return {name: tensor.numpy().copy() for name, tensor in model.state_dict().items()}
 
 
 x = flow.tensor(np.random.default_rng(0).standard_normal((4, 8)).astype("float32"))
 folder = tempfile.TemporaryDirectory()
 before, after = Path(folder.name, "before"), Path(folder.name, "after")
 
-# A program on one device writes a checkpoint, as OneFlow's own do.
+# Any program on one device writes a checkpoint.
 if RANK == 0:
-    local, _ = make()
+    local = make()
     flow.save(local.state_dict(), before)
 
-# The same model, global. Without global_src_rank the file would give local tensors, which
-# load_state_dict of a global model refuses.
-model, optimizer = make()
-local_to_global(model, P, {"*.weight": S0, "*": B})
+# Without global_src_rank these were local tensors, which a global model refuses to load.
+model = local_to_global(make(), P, {"*.weight": S0, "*": B})
 model.load_state_dict(flow.load(before, global_src_rank=0))
-assert [weight.sbp for weight in model.parameters()] == [(S0,), (B,)] * 2
-loaded = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+loaded = values(model)
 if RANK == 0:
-    for name, tensor in local.state_dict().items():
-        np.testing.assert_array_equal(loaded[name], tensor.numpy())
+    np.testing.assert_equal(loaded, values(local))
 
-losses = [step(model, optimizer, x.to_global(P, B)) for _ in range(5)]
+optimizer = flow.optim.Adam(model.parameters(), lr=0.01)
+losses = list(train(model, optimizer, x.to_global(P, B), steps=5))
+assert [weight.sbp for weight in model.parameters()] == [(S0,), (B,)] * 2
 
 # All ranks call it, since each holds a part; rank 0 writes.
 state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
 flow.save(state, after, global_dst_rank=0)
-trained = {name: tensor.numpy().copy() for name, tensor in model.state_dict().items()}
-next_loss = [step(model, optimizer, x.to_global(P, B)) for _ in range(2)]
+trained = values(model)
+more = list(train(model, optimizer, x.to_global(P, B), steps=2))
 
-# A program on one device goes on from there.
+# A program on one device goes on from there (and so would a global one, as above).
 if RANK == 0:
-    local, local_optimizer = make()
     state = flow.load(after)
     local.load_state_dict(state["model"])
-    local_optimizer.load_state_dict(state["optimizer"])
-    for name, tensor in local.state_dict().items():
-        assert tensor.is_local
-        np.testing.assert_array_equal(tensor.numpy(), trained[name])
-    goes_on = [step(local, local_optimizer, x) for _ in range(2)]
-    np.testing.assert_allclose(goes_on, next_loss, rtol=1e-5)
+    np.testing.assert_equal(values(local), trained)
+    optimizer = flow.optim.Adam(local.parameters(), lr=0.01)
+    optimizer.load_state_dict(state["optimizer"])
+    goes_on = list(train(local, optimizer, x, steps=2))
+    np.testing.assert_allclose(goes_on, more, rtol=1e-5)
     print(f"local file -> global model: {len(loaded)} tensors, equal")
     print(f"global file -> local model, after {len(losses)} steps: {len(trained)} tensors, equal")
-    print("the next losses, global:", *(f"{loss:.4f}" for loss in next_loss))
-    print("the next losses, local: ", *(f"{loss:.4f}" for loss in goes_on))
+    print("which goes on as the global one does; losses:", *(f"{loss:.4f}" for loss in goes_on))
 flow.comm.barrier()
 folder.cleanup()

@@ -50,27 +50,30 @@ optimizer = flow.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 numbers = np.random.default_rng(0).standard_normal((4, 8)).astype("float32")
 x = flow.tensor(numbers).to_global(P, B)
 step(model, optimizer, x)
-layout = [(weight, weight.sbp) for layer in (model.up, model.down) for weight in layer.parameters()]
+before = {name: (weight, weight.sbp) for name, weight in model.named_parameters()}
 
 # Another, local model's head. Each rank has a copy; where they differ, the first rank's counts.
 trained = nn.Linear(16, 4)
 nn.init.ones_(trained.weight)
-with global_scope(P, S0) as scope:
+with global_scope(P, S0):
     model.head = Gate(trained)  # what its constructor builds, and what it was given
+# The old head's weights stay in its first group, where they get no gradients any more.
 optimizer.add_param_group({"params": list(model.head.parameters())})
 
-assert all(weight.sbp == sbp for weight, sbp in layout)
+kept = [name for name, _ in model.named_parameters() if name in before]
+assert kept == ["up.weight", "up.bias", "down.weight", "down.bias"]
+weights = dict(model.named_parameters())
+assert all(weights[name] is before[name][0] for name in kept)
+assert all(weights[name].sbp == before[name][1] for name in kept)
 assert all(weight.sbp == (S0,) for weight in model.head.parameters())
-assert model.head.head is trained  # the caller's own object, global now
+assert model.head.head is trained  # the very module that was given, global now
 assert (trained.weight.numpy() == 1).all()
 
-before = [weight.numpy().copy() for weight in model.parameters()]
+values = {name: weight.numpy().copy() for name, weight in weights.items()}
 for _ in range(3):
     step(model, optimizer, x)
-after = [weight.numpy() for weight in model.parameters()]
-assert all((a != b).any() for a, b in zip(after, before))  # the old ones and the new
+assert all((weights[name].numpy() != value).any() for name, value in values.items())
 if flow.env.get_rank() == 0:
-    for weight, sbp in layout:
-        print(f"kept: {tuple(weight.shape)!s:8} {sbp[0]}")
-    for record in scope.converted:
-        print(f"new: {record.owner}.{record.path} {record.shape} {record.sbp[0]}")
+    for name, weight in weights.items():
+        new = "kept" if name in kept else "new "
+        print(f"{new} {name:16} {tuple(weight.shape)!s:8} {weight.sbp[0]}")

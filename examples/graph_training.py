@@ -2,8 +2,8 @@
 
     python -m oneflow.distributed.launch --nproc_per_node 2 examples/graph_training.py
 
-Data parallel: broadcast weights, a split batch. OneFlow 0.9.0 aborts on CPU where a graph of two
-or more ranks has split weights; on GPUs they are what a graph is for.
+Data parallel: broadcast weights and a split batch. Split weights, which train eagerly, abort the
+process in a graph of OneFlow 0.9.0 on two or more CPU ranks.
 """
 
 import copy

@@ -26,7 +26,7 @@ def why_not():
         return "no CUDA device can be used here"
     mine, count = flow.env.get_local_rank(), flow.cuda.device_count()
     if mine >= count:
-        return f"there are {count} CUDA devices on this machine, too few for a rank each"
+        return f"CUDA devices on this machine: {count}, too few for a rank each"
     capability = flow.cuda.get_device_capability(mine)
     if not OLDEST <= capability <= NEWEST:
         return f"OneFlow {flow.__version__} has no kernels for compute capability {capability}"
