@@ -69,7 +69,7 @@ for weight, other in zip(model.parameters(), local.parameters()):
     assert weight.sbp == (B,)
     np.testing.assert_allclose(weight.numpy(), other.numpy(), atol=1e-5)
 if flow.env.get_rank() == 0:
-    print("losses in the graph:     ", *(f"{loss:.4f}" for loss in losses))
+    print("losses in the graph:      ", *(f"{loss:.4f}" for loss in losses))
     print("losses of the local model:", *(f"{loss:.4f}" for loss in expected))
 # A graph's runtime ends behind a barrier. So on all ranks here, not where the collector finds it.
 del graph

