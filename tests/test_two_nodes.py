@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+EXAMPLE = ROOT / "examples" / "several_machines.py"
 LIMIT = 90  # seconds
 LOOPBACK = "127.0.0.1"
 
@@ -27,6 +28,7 @@ pytestmark = pytest.mark.ranks(1)
 
 PROGRAM = """
 import os
+import runpy
 nodes = int(os.environ["NODES_TO_SEE"])
 if nodes == 1:
     os.environ["LOCAL_RANK"] = os.environ["RANK"]
@@ -58,6 +60,8 @@ except DivergenceError as error:
 else:
     raise AssertionError("not told")
 assert other.weight.is_local
+
+runpy.run_path(os.environ["EXAMPLE"], run_name="__main__")
 print("ok", rank, flush=True)
 """
 
@@ -102,7 +106,8 @@ def test_both_nodes_get_the_first_ranks_numbers(tmp_path):
     masters = [LOOPBACK, own_address()]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "ONEFLOW_TIMEOUT_SECONDS": str(LIMIT // 2)}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH")]))
-    env["NODES_TO_SEE"] = str(len(set(masters)))
+    nodes_to_see = len(set(masters))
+    env.update({"NODES_TO_SEE": str(nodes_to_see), "EXAMPLE": str(EXAMPLE)})
     logs = [tmp_path / f"node{node}" for node in range(2)]
     port, deadline = free_port(), time.monotonic() + LIMIT
     nodes = []
@@ -123,3 +128,4 @@ def test_both_nodes_get_the_first_ranks_numbers(tmp_path):
     assert [node.returncode for node in nodes] == [0, 0], shown
     for rank, log in enumerate(logs):
         assert f"ok {rank}" in log.read_text().splitlines(), shown
+    assert f"machines: {nodes_to_see}, ranks on each: {2 // nodes_to_see}, " in logs[0].read_text()
