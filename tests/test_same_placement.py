@@ -76,9 +76,9 @@ def test_a_layer_that_is_built_inside_the_scope_is_refused_too(P, first, via):
     """It is global, and where the scope wants it, before it comes to what is elsewhere."""
     m = Model()
     m.body = globally_linear(P)
-    add = m.add_module if via == "add_module" else partial(setattr, m)
     with global_scope(first, B, same_placement=True):
         head = nn.Linear(4, 2)
+        add = m.add_module if via == "add_module" else partial(setattr, m)
         with pytest.raises(ConversionError) as caught:
             add("head", head)
     names_both(str(caught.value), [P, first], "Model.body.weight", "Model.head.weight")
