@@ -25,7 +25,7 @@ from .results import Bar, Found, Table, relative
 from .subjects import B
 from .together import Variant, Work, measure
 
-RANKS, ROUNDS = (1,), 30
+RANKS, ROUNDS = (1,), 20
 
 BARE = "bare OneFlow"
 OTHER = "bare OneFlow, another class is decorated"

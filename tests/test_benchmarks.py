@@ -15,11 +15,13 @@ from benchmarks.compare import moved
 from benchmarks.devices import NoDevice, choose
 from benchmarks.peer import VARIABLE
 from benchmarks.plot import draw
-from benchmarks.publish import END, START, insert, write
+from benchmarks.publish import END, START, insert, shown, stem, write
 from benchmarks.results import Bar, Line, Report, Table, faster, read, relative
+from benchmarks.running import ALL
 from benchmarks.tables import seconds, text
 
 ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
 pytestmark = pytest.mark.ranks(1)
 
 
@@ -196,3 +198,13 @@ def test_a_page_is_changed_between_its_markers_only(tmp_path):
     assert sorted(path.name for path in (tmp_path / "results").iterdir()) == [
         *("made-up.json", "made-up.svg", "table.md")
     ]
+
+
+def test_the_readme_shows_the_results_that_are_there():
+    """Regenerated, not typed: the page is what the JSON files give."""
+    reports = [read(RESULTS / f"{name}.json") for name in ALL["cpu"]]
+    assert [stem(one) for one in reports] == list(ALL["cpu"])
+    expected = shown(reports, RESULTS, ROOT / "README.md")
+    _, _, rest = (ROOT / "README.md").read_text().partition(f"{START}\n")
+    assert rest.partition(END)[0] == expected
+    assert (RESULTS / "table.md").read_text() in expected
