@@ -10,7 +10,7 @@ PEERS := .venv-peers
 PEERS_PYTHON ?= python3
 TORCH := $(or $(AUTOGLOBAL_BENCH_TORCH),$(wildcard $(PEERS)/bin/python))
 
-.PHONY: help venv demo tensor-parallel test test-models lint format bench bench-peers clean
+.PHONY: help venv demo tensor-parallel test test-models lint format bench bench-peers docs clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -47,5 +47,12 @@ bench-peers: $(PEERS)/.ready ## make .venv-peers with PyTorch and accelerate, fo
 $(PEERS)/.ready: benchmarks/peers/requirements.txt
 	@$(PEERS_PYTHON) -m venv $(PEERS) && $(PEERS)/bin/python -m pip install --quiet -r $< && touch $@
 
+docs: $(VENV)/.docs ## the documentation, into site/ (open site/index.html)
+	@for n in 2 4; do $(PY) -m tools.launch --ranks $$n --limit 300 -- docs/pictures.py || exit 1; done
+	@$(PY) -m mkdocs build --quiet && $(PY) -m tools.check_site site
+
+$(VENV)/.docs: $(READY)
+	@$(PY) -m pip install --quiet --editable '.[docs]' && touch $@
+
 clean: ## remove the virtual environments and what was built
-	@rm -rf $(VENV) $(PEERS) build dist *.egg-info log
+	@rm -rf $(VENV) $(PEERS) build dist site docs/pictures *.egg-info log

@@ -1,0 +1,35 @@
+"""The code of the documentation runs, and prints what the pages say."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from markdown_it import MarkdownIt
+
+from tests.doc_pages import PAGES, ROOT, is_as_shown, is_python, parts_of, run
+
+PARTS = [part for page in PAGES for part in parts_of(page) if part.blocks]
+NOT_RUN = 1  # blocks of Python that are only to be read
+
+
+@pytest.mark.parametrize(
+    "part",
+    [pytest.param(part, id=str(part), marks=pytest.mark.ranks(part.ranks)) for part in PARTS],
+)
+def test_a_page_runs_and_prints_what_it_says(rank, part):
+    for line, shown, printed in run(part):
+        if rank == 0:
+            assert is_as_shown(shown, printed), f"{part.page}, line {line}, prints:\n{printed}"
+
+
+@pytest.mark.ranks(1)
+def test_every_block_is_run_or_says_why_it_is_not():
+    texts = [page.read_text() for page in PAGES]
+    fences = [token for text in texts for token in MarkdownIt().parse(text) if is_python(token)]
+    snippets = [path for text in texts for path in re.findall(r"--8<--\n(\S+\.py)\n", text)]
+    run_here = sum(not output for part in PARTS for _, _, output in part.blocks)
+    assert len(fences) == run_here + len(snippets) + NOT_RUN
+    assert {part.ranks for part in PARTS} == {2, 4}, "the tests run on 1, 2 and 4 ranks"
+    # The examples have a test of their own.
+    assert [path for path in snippets if not (ROOT / path).exists()] == []
