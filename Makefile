@@ -49,7 +49,7 @@ $(PEERS)/.ready: benchmarks/peers/requirements.txt
 
 docs: $(VENV)/.docs ## the documentation, into site/ (open site/index.html)
 	@for n in 2 4; do $(PY) -m tools.launch --ranks $$n --limit 300 -- docs/pictures.py || exit 1; done
-	@$(PY) -m mkdocs build --quiet && $(PY) -m tools.check_site site
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet && $(PY) -m tools.check_site site
 
 $(VENV)/.docs: $(READY)
 	@$(PY) -m pip install --quiet --editable '.[docs]' && touch $@

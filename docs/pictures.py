@@ -65,7 +65,7 @@ def flow_of_an_assignment() -> str:
         if i:
             canvas.text(14 + wide / 2, top - 7, "↓", size=15, **{"text-anchor": "middle"})
     return svg.page(
-        canvas, 730, 14 + len(FLOW) * step - 10, "From an assignment to a global tensor"
+        canvas, 750, 14 + len(FLOW) * step - 10, "From an assignment to a global tensor"
     )
 
 
