@@ -27,7 +27,7 @@ FORMAT = re.sub(r"@font-face \{\{.*?\n    \}\}\n", "", CONSOLE_SVG_FORMAT, flags
 FLOW = (
     ("model.head = nn.Linear(16, 4)", "or register_parameter, register_buffer, add_module", ""),
     ("hook", "is it a Tensor or a Module? is a scope in force here?", "no: OneFlow alone"),
-    ("plan", "what in it is local? which sbp is each to get? can it be?", "it cannot be: ConversionError"),
+    ("plan", "what in it is local? which sbp does each get? can it?", "it cannot: ConversionError"),
     ("register", "OneFlow's own method, which may refuse", "refused: OneFlow's own error"),
     ("agree", "one small message to rank 0 and one back", "they differ: DivergenceError on all"),
     ("convert", "equal copies: each rank cuts its part; else the first rank sends", ""),
