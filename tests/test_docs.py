@@ -13,6 +13,8 @@ PARTS = [part for page in PAGES for part in parts_of(page) if part.blocks]
 NOT_RUN = 1  # blocks of Python that are only to be read
 
 
+# The pages are about OneFlow 0.9.0, where an optimizer keeps its Parameters.
+@pytest.mark.in_place
 @pytest.mark.parametrize(
     "part",
     [pytest.param(part, id=str(part), marks=pytest.mark.ranks(part.ranks)) for part in PARTS],
