@@ -72,7 +72,9 @@ def flow_of_an_assignment() -> str:
 def copied_benchmarks() -> str:
     """Copy the pictures that ``make bench`` has made, and show them."""
     results = ROOT / "benchmarks" / "results"
-    found = [shutil.copy(path, PICTURES) for path in sorted(results.glob("*.svg"))]
+    found = sorted(results.glob("*.svg"))
+    for path in found:
+        shutil.copy(path, PICTURES)
     shown = [f"![{path.stem}](pictures/{path.name})\n" for path in found]
     return "\n".join(shown) or "Nothing has been measured in this checkout.\n"
 
