@@ -10,7 +10,8 @@ PEERS := .venv-peers
 PEERS_PYTHON ?= python3
 TORCH := $(or $(AUTOGLOBAL_BENCH_TORCH),$(wildcard $(PEERS)/bin/python))
 
-.PHONY: help venv demo tensor-parallel test test-models lint format bench bench-peers dist clean
+.PHONY: help venv demo tensor-parallel examples test test-models lint format bench bench-peers
+.PHONY: docs dist clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -24,8 +25,11 @@ $(READY): setup.cfg pyproject.toml tools/venv.sh tools/build-constraints.txt
 demo: $(READY) ## the case of Oneflow-Inc/oneflow#8869 on two CPU ranks
 	@$(PY) -m tools.launch --ranks 2 --limit 300 -- examples/extend_global_model.py
 
-tensor-parallel: $(READY) ## a transformer block split by rules, on two CPU ranks
+tensor-parallel: $(READY) ## a GPT block split by rules, on two CPU ranks
 	@$(PY) -m tools.launch --ranks 2 --limit 300 -- examples/tensor_parallel.py
+
+examples: $(READY) ## every example on two CPU ranks
+	@for one in examples/*.py; do echo "== $$one"; $(PY) -m tools.launch --ranks 2 --limit 300 -- $$one || exit 1; done
 
 test: $(READY) ## the tests on 1, 2 and 4 ranks (RANKS="1 2" picks, ARGS=... goes to pytest)
 	@$(PY) -m tests.run --ranks $(RANKS) --replacing $(REPLACING) -- $(ARGS)
@@ -50,5 +54,12 @@ $(PEERS)/.ready: benchmarks/peers/requirements.txt
 dist: $(READY) ## the sdist and the wheel, and some tests of them outside the checkout
 	@$(PY) -m pip install --quiet build && $(PY) -m tools.check_dist
 
+docs: $(VENV)/.docs ## the documentation, into site/ (open site/index.html)
+	@for n in 2 4; do $(PY) -m tools.launch --ranks $$n --limit 300 -- docs/pictures.py || exit 1; done
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet && $(PY) -m tools.check_site site
+
+$(VENV)/.docs: $(READY)
+	@$(PY) -m pip install --quiet --editable '.[docs]' && touch $@
+
 clean: ## remove the virtual environments and what was built
-	@rm -rf $(VENV) $(PEERS) build dist *.egg-info log
+	@rm -rf $(VENV) $(PEERS) build dist site docs/pictures *.egg-info log
