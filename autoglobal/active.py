@@ -150,7 +150,7 @@ class ActiveScope(Frame):
         """The last time that the ranks meet in this scope."""
         session = self._session
         if error is not None:
-            add_advice(error)
+            add_advice(error, self.spec.when == "assign")
             session.left(error)
         elif self.spec.when == "exit":
             with session.telling("the end of the scope"):

@@ -101,7 +101,8 @@ def _divergence(event: Event) -> DivergenceError:
     return DivergenceError(
         f"{path}{': ' * bool(path)}the ranks do not agree. This rank (rank {this_rank()}): "
         f"{words}; rank {other}: {theirs[2]}. Expected: every rank makes the same assignments in "
-        "the same order, and opens and closes the same scopes"
+        "the same order, and opens and closes the same scopes. Look there for what depends on the "
+        "rank, on its data or on the order of a set"
     )
 
 

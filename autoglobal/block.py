@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from .errors import AutoglobalError, SpecTypeError
 from .frames import Frame, open_frames
+from .received import received
 from .running import run_in
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -16,6 +17,8 @@ Opened = TypeVar("Opened", bound=Frame)  # what ``as`` gives
 
 class Block(Generic[Opened]):
     """A context manager and function decorator, to be entered as often as one likes."""
+
+    for_a_class: str  # what to write where a class is decorated
 
     def __init__(self) -> None:
         self._open: list[Frame] = []
@@ -81,15 +84,16 @@ class Block(Generic[Opened]):
         if isinstance(function, type):
             raise SpecTypeError(
                 f"{type(self).__name__} decorates functions. Received: the class "
-                f"{function.__name__}. Write @auto_global(placement, sbp) for a class"
+                f"{function.__name__}. Write {self.for_a_class}"
             )
         if isinstance(function, (staticmethod, classmethod)):
             raise SpecTypeError(
-                f"{type(self).__name__} decorates functions. Received: {function!r}. Write it "
-                f"below @{type(function).__name__}"
+                f"{type(self).__name__} decorates functions. Received: {received(function)}. Write "
+                f"it below @{type(function).__name__}"
             )
         if not callable(function):
             raise SpecTypeError(
-                f"{type(self).__name__} decorates functions. Received: {function!r}"
+                f"{type(self).__name__} decorates functions. Received: {received(function)}. Write "
+                f"it above a def, or with {type(self).__name__}(...):"
             )
         return run_in(self, function)

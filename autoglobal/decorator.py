@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any, NoReturn, TypeVar, overload
 
 from oneflow import nn
@@ -9,6 +11,7 @@ from oneflow import nn
 from . import hook
 from .errors import ConversionError, SpecTypeError
 from .frames import handle_class, installer, open_frames
+from .received import received
 from .registry import Module, Slot, has_own_methods, holds_local, slot_of, tensors
 from .rules import BROADCAST
 from .session import Session
@@ -76,7 +79,7 @@ class _Following(_Handler):
             where = ", ".join(f"{kind}.{path} on {known}" for path, known in found.items())
             raise ConversionError(
                 f"{kind}.{name}: @auto_global follows the placement of the global tensors that "
-                f"are there, and there are several. Received: {where}. Assign it inside "
+                f"are there. Expected: one placement. Received: {where}. Assign it inside "
                 "global_scope(placement, sbp), or state them: @auto_global(placement, sbp)"
             )
         (placement,) = found.values()
@@ -115,8 +118,8 @@ class _Decorator:
 
     def __enter__(self) -> NoReturn:
         raise SpecTypeError(
-            "auto_global decorates a class and opens no block. Write "
-            "with global_scope(placement, sbp):"
+            "auto_global decorates a class and opens no block. Received: a with statement. "
+            "Write with global_scope(placement, sbp):"
         )
 
     def __exit__(self, *_: object) -> None:
@@ -194,28 +197,47 @@ def auto_global(placement: Any, sbp: Any = _ABSENT, **options: Any) -> Any:
             instance's global tensors are on several placements, which it names.
     """
     if sbp is not _ABSENT:
-        if "when" in options:
-            raise SpecTypeError(
-                f"auto_global has no option 'when', since a class has no end. Received: "
-                f"when={options['when']!r}. Write @global_scope(..., when='exit') on the function "
-                "that builds the module"
-            )
+        _check_options(options)
         return _Decorator(GlobalSpec(placement, sbp, **options))
     kind = _checked(placement)
     if options:
         raise SpecTypeError(
-            f"auto_global takes options only with a placement and an sbp. Received: {options!r}. "
+            "auto_global takes options only with a placement and an sbp. Received: "
+            f"{received(options)}. "
             "Write @auto_global(placement, sbp, ...)"
         )
     handle_class(kind, _Following())
     return kind
 
 
+_OPTIONS = [
+    one.name
+    for one in fields(GlobalSpec)
+    if one.init and one.name not in ("placement", "sbp", "when")
+]
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    # By hand: a scope's signature does that for its own.
+    for name, value in options.items():
+        if name == "when":
+            raise SpecTypeError(
+                "auto_global has no option 'when', since a class has no end. Received: "
+                f"when={received(value)}. Write @global_scope(..., when='exit') on the function "
+                "that builds the module"
+            )
+        if name not in _OPTIONS:
+            raise SpecTypeError(
+                f"auto_global has no option {name!r}. Received: {name}={received(value)}. "
+                f"Write one of {', '.join(_OPTIONS)}"
+            )
+
+
 def _checked(kind: Any) -> Any:
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)) or kind is nn.Module:
         hint = "; @global_scope(placement, sbp) decorates functions" * callable(kind)
         raise SpecTypeError(
-            f"auto_global decorates subclasses of nn.Module. Received: {kind!r}{hint}. Write "
-            "@auto_global or @auto_global(placement, sbp) above such a class"
+            f"auto_global decorates subclasses of nn.Module. Received: {received(kind)}{hint}. "
+            "Write @auto_global or @auto_global(placement, sbp) above such a class"
         )
     return kind

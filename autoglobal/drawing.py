@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from .errors import SpecError, SpecTypeError
 from .panel import WIDTH, frame, panel_of
 from .parts import show_ranks
+from .received import received
 from .rows import Row, Total, layout_of, shown
 from .svg import Canvas, colour, page, shortened, text_width
 
@@ -39,9 +40,14 @@ class Content(Protocol):
 def draw(report: Content, path: Any, limit: Any) -> None:
     """Write the picture; what is raised stands in :meth:`autoglobal.Report.draw`."""
     if isinstance(limit, bool) or not isinstance(limit, int):
-        raise SpecTypeError(f"limit must be a whole number of tensors. Received: limit={limit!r}")
+        raise SpecTypeError(
+            f"limit must be a whole number of tensors. Received: limit={received(limit)}. "
+            "Write, for example, limit=60"
+        )
     if limit < 1:
-        raise SpecError(f"limit must be at least 1. Received: limit={limit!r}")
+        raise SpecError(
+            f"limit must be at least 1. Received: limit={limit!r}. Write, for example, limit=60"
+        )
     file = _checked(path)
     text = svg(report, limit)
     try:
@@ -49,14 +55,16 @@ def draw(report: Content, path: Any, limit: Any) -> None:
     except (OSError, ValueError) as error:  # ValueError: a character that no path can have
         raise SpecError(
             f"path cannot be written: {getattr(error, 'strerror', None) or error}. Expected: a "
-            f".svg file in a folder that exists and can be written to. Received: path={path!r}"
+            f".svg file in a folder that exists and can be written to. Received: path={path!r}. "
+            "Make the folder, or write another one"
         ) from error
 
 
 def _checked(path: Any) -> Path:
     if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
         raise SpecTypeError(
-            f"path must be a string or a pathlib.Path, such as 'model.svg'. Received: path={path!r}"
+            "path must be a string or a pathlib.Path, such as 'model.svg'. Received: "
+            f"path={received(path)}"
         )
     file = Path(path)
     if file.suffix.lower() != ".svg":

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import hook
 from .active import ActiveScope
 from .block import Block
+from .errors import SpecTypeError
 from .frames import Frame, open_frames
+from .received import received
 from .registry import Module
 
 
@@ -32,8 +34,20 @@ class local_scope(Block[Frame]):
 
     Raises:
         AutoglobalError: closed out of order or twice.
-        SpecTypeError: used as a decorator on a class.
+        SpecTypeError: used as a decorator on a class, or without its parentheses.
     """
+
+    for_a_class = "it above the methods of the class, such as __init__"
+
+    if not TYPE_CHECKING:  # which takes it for a scope without arguments, as it is
+
+        def __init__(self, *nothing: Any) -> None:
+            super().__init__()
+            if nothing:  # of auto_global there is a form without parentheses
+                raise SpecTypeError(
+                    f"local_scope must have no arguments. Received: {received(nothing[0])}. Write "
+                    "@local_scope() above a def, or with local_scope():"
+                )
 
     def new_frame(self) -> Frame:
         around = [frame for frame in open_frames() if isinstance(frame, ActiveScope)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -17,7 +17,8 @@ from .errors import ConversionError, SpecTypeError, SplitUpdateWarning
 from .memo import replacement
 from .pieces import Piece
 from .ranks import gather, this_rank
-from .rules import BROADCAST, split_axis
+from .received import received
+from .rules import BROADCAST, show_sbp, split_axis
 from .spec import TIMEOUT, GlobalSpec, Shape, Source
 
 O = TypeVar("O")  # noqa: E741
@@ -56,7 +57,8 @@ def optimizer_to_global(optimizer: O) -> O:
     """
     if not isinstance(optimizer, flow.optim.Optimizer):
         raise SpecTypeError(
-            f"optimizer must be a flow.optim.Optimizer. Received: {type(optimizer)!r}"
+            f"optimizer must be a flow.optim.Optimizer. Received: optimizer={received(optimizer)}. "
+            "Write, for example, optimizer_to_global(flow.optim.SGD(model.parameters(), lr=0.1))"
         )
     follow = _Follow(optimizer)
     follow.agree()
@@ -65,8 +67,9 @@ def optimizer_to_global(optimizer: O) -> O:
         for label, parameter in follow.parameters():
             if parameter.is_global and any(split_axis(one) is not None for one in parameter.sbp):
                 warnings.warn(
-                    f"LAMB of OneFlow 0.9.0 does not move a split Parameter ({label} is "
-                    f"{parameter.sbp}); make it broadcast, or take another optimizer",
+                    f"{label}: LAMB of OneFlow 0.9.0 does not move a Parameter that is split. "
+                    f"Expected: broadcast. Received: {show_sbp(parameter.sbp)}. Make it broadcast, "
+                    "or use another optimizer",
                     SplitUpdateWarning,
                     stacklevel=2,
                 )
@@ -76,6 +79,7 @@ def optimizer_to_global(optimizer: O) -> O:
 
 # What a state tensor is to become, as the ranks tell each other.
 _WHOLE, _PART, _COUNTER, _MISFIT, _UNKNOWN = range(5)
+_WORDS = ("the whole", "its component", "one number", "another shape", "")
 
 
 @dataclass
@@ -124,11 +128,17 @@ class _State:
             piece.logical = tuple(self.parameter.shape)
         return piece
 
-    def complaint(self) -> str:
+    def complaint(self, kinds: Sequence[int]) -> str:
+        """What is wrong with it; ``kinds`` are those of all ranks."""
+        mine = this_rank()
+        differing = [rank for rank, kind in enumerate(kinds) if kind not in (kinds[mine], _UNKNOWN)]
+        other = max(differing, key=lambda rank: kinds[rank], default=mine)  # a misfit, if any
+        theirs = "" if other == mine else f"; on rank {other}: {_WORDS[kinds[other]]}"
         return (
-            f"{self.label}: its optimizer state {self.name!r} has shape {tuple(self.value.shape)}. "
-            f"Expected: {tuple(self.parameter.shape)}, the whole, or {self.part}, this rank's "
-            "component. Make a new optimizer"
+            f"{self.label}: its optimizer state {self.name!r} does not fit. Expected, alike on all "
+            f"ranks: shape {tuple(self.parameter.shape)}, the whole, or {self.part}, this rank's "
+            f"component. Received on this rank (rank {mine}): shape {tuple(self.value.shape)}"
+            f"{theirs}. Make a new optimizer"
         )
 
 
@@ -167,18 +177,12 @@ class _Follow:
             Line(state.label, f"state {state.name!r} of {state.label}") for state in self._states
         ]
         agree(event)
-        mine = [state.kind() for state in self._states]
-        told = list(zip(*gather(mine)))
-        for state, own, kinds in zip(self._states, mine, told):
+        told = list(zip(*gather([state.kind() for state in self._states])))
+        for state, kinds in zip(self._states, told):
+            # By what all ranks said, so that those outside the placement raise as well.
             known = {kind for kind in kinds if kind != _UNKNOWN}
-            if known == {own} - {_MISFIT} or (own == _UNKNOWN and len(known - {_MISFIT}) == 1):
-                continue
-            raise ConversionError(
-                state.complaint()
-                if own == _MISFIT
-                else f"{state.label}: on another rank its optimizer state {state.name!r} does not "
-                "fit, and the error there says how. Nothing has changed"
-            )
+            if len(known) > 1 or _MISFIT in known:
+                raise ConversionError(state.complaint(kinds))
         self._kinds = [min(kinds) for kinds in told]
 
     def apply(self) -> None:

@@ -108,7 +108,8 @@ class Plan:
         if self._existing:
             raise ConversionError(
                 f"{', '.join(self._existing)}: global already. Expected with existing='error': "
-                "local tensors only. Write existing='keep' to leave global ones as they are, or "
+                "local tensors only. Received: global ones. Write existing='keep' to leave these "
+                "as they are, or "
                 "existing='convert' to give them this placement and sbp"
             )
         first = next((item for item in self._items.values() if item.changes), None)
@@ -118,20 +119,22 @@ class Plan:
         self.is_due = True
         if self._wrapped is not None:
             raise ConversionError(
-                f"{first.label}: {self._wrapped} is wrapped for DistributedDataParallel, whose "
-                "hooks reduce local gradients only. Expected: the module before it was wrapped. "
-                "A global model with broadcast weights and inputs split along the batch is data "
-                "parallel by itself, so leave the wrapper out"
+                f"{first.label}: cannot become global under DistributedDataParallel, whose hooks "
+                "reduce local gradients only. Expected: the module before it was wrapped. "
+                f"Received: {self._wrapped}, wrapped. Leave the wrapper out: a global model with "
+                "broadcast weights and inputs split along the batch is data parallel by itself"
             )
         if flow._oneflow_internal.lazy_mode.is_enabled():
-            why = "inside nn.Graph.build; assign before the graph is built"
+            here, there = "inside nn.Graph.build", "before the graph is built"
         elif threading.current_thread() is not threading.main_thread():
-            why = "in another thread than the main one, where OneFlow has no global operations"
+            name = threading.current_thread().name
+            here, there = f"in the thread {name!r}", "in the main thread"
         else:
             return
         raise ConversionError(
-            f"{first.label}: a {first.kind} cannot become global {why}. "
-            f"Received: shape {tuple(first.tensor.shape)}"
+            f"{first.label}: a {first.kind} cannot become global {here}, where OneFlow has no "
+            f"such operation. Expected: an assignment or a call {there}. Received: one of shape "
+            f"{first.shape}. Move it there"
         )
 
     def _refuse_two_placements(self, first: Item | None) -> None:
@@ -140,9 +143,10 @@ class Plan:
             return
         label, placement = self._elsewhere
         raise ConversionError(
-            f"{added} would be on {self.spec.placement} and {label} is on {placement}. "
-            "Expected with same_placement=True: one placement for all global tensors of a "
-            "module. Write that placement, or same_placement=False"
+            f"{added}: {label}, beside it, is on another placement. Expected with "
+            "same_placement=True: one placement for all global tensors of a module. Received: "
+            f"{self.spec.placement} for {added}, and {placement} of {label}. Write the latter, or "
+            "same_placement=False"
         )
 
     def _look_for_ddp(self, label: str, module: Module) -> None:

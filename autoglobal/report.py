@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -12,6 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from . import drawing, table
 from .findings import Finding, findings_of
 from .ranks import this_rank, world_size
+from .received import received
 from .rows import Row, Total, loose_rows, rows_of, totals_of
 from .spec import check_module
 from .survey import held_by, loose_in
@@ -60,7 +62,14 @@ class Report:
         for row in (*self.rows, *self.attributes):
             if path == row.path or path in row.tied:
                 return row
-        raise KeyError(path)
+        paths = [row.path for row in (*self.rows, *self.attributes)]
+        close = get_close_matches(path, paths) if isinstance(path, str) else []
+        such_as = ", ".join(map(repr, close or paths[:3]))
+        raise KeyError(
+            f"{self.module} holds no tensor of this path. Expected: one of its paths"
+            f"{', such as ' * bool(paths)}{such_as}. Received: {received(path)}. "
+            "Write print(report) to see them"
+        )
 
     @property
     def title(self) -> str:

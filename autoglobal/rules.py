@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
@@ -9,8 +10,10 @@ from functools import cache
 from typing import Any, Optional
 
 import oneflow as flow
+from oneflow import nn
 
 from .errors import ConversionError, SpecError, SpecTypeError
+from .received import received
 
 Sbp = Any  # oneflow.sbp.sbp; OneFlow ships no types
 NdSbp = tuple[Sbp, ...]  # one per placement dimension
@@ -51,13 +54,18 @@ class Rules:
         if isinstance(sbp, Mapping):
             self._wishes = {_pattern(key): self._ruled(key, value) for key, value in sbp.items()}
             if not sbp:
-                raise SpecError("sbp must have at least one rule. Received: sbp={}")
-        # An sbp of OneFlow's can be called as well, and returns itself.
-        elif callable(sbp) and not isinstance(sbp, flow.sbp.sbp):
+                raise SpecError(
+                    "sbp must have at least one rule. Received: sbp={}. Write, for example, "
+                    "sbp={'*': flow.sbp.broadcast}"
+                )
+        # An sbp of OneFlow's can be called as well, and returns itself; so can a module or a class.
+        elif callable(sbp) and not isinstance(sbp, (flow.sbp.sbp, nn.Module, type)):
             if sbp is flow.sbp.split:
                 raise SpecTypeError(
-                    f"sbp must be {_SBPS}. Received: sbp=flow.sbp.split, not called"
+                    f"sbp must be {_SBPS}. Received: sbp=flow.sbp.split, not called. Write the "
+                    "axis to split, as in flow.sbp.split(0)"
                 )
+            _check_function(sbp)
             self._function = sbp
         else:
             self._for_all = _checked(sbp, placement, or_rules=True)
@@ -133,11 +141,26 @@ def _by_class(owner: Any, path: str) -> str:
     return f"{type(owner).__name__}.{path.rsplit('.', 1)[-1]}"
 
 
+def _check_function(function: Callable[..., Any]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some built-in ones have none
+        return
+    try:
+        signature.bind(None, "", None)
+    except TypeError as error:
+        raise SpecTypeError(
+            f"an sbp function must have three parameters, the owner module, the path and the "
+            f"tensor. Received: sbp={received(function)}, which takes {signature}. Write, for "
+            "example, lambda owner, path, tensor: flow.sbp.broadcast"
+        ) from error
+
+
 def _pattern(key: Any) -> str:
     if not isinstance(key, str):
         raise SpecTypeError(
             "each key of sbp must be a glob pattern such as 'blocks.*.weight' or "
-            f"'Embedding.weight'. Received: {key!r}"
+            f"'Embedding.weight'. Received: {received(key)} in sbp"
         )
     return key
 
@@ -150,12 +173,13 @@ def _checked(sbp: Any, placement: Any, or_rules: bool = False) -> NdSbp:
             raise SpecTypeError(
                 f"sbp must be {_SBPS}, a list or tuple of these with one per placement "
                 f"dimension, {_MORE if or_rules else 'or None to leave it local'}. "
-                f"Received: {one!r} in sbp={sbp!r}"
+                f"Received: {'' if one is sbp else f'{received(one)} in '}sbp={received(sbp)}. "
+                "Write, for example, flow.sbp.broadcast"
             )
     if len(given) != dims:
         raise SpecError(
             f"sbp must have one entry per placement dimension, here {dims}. Received: "
-            f"{len(given)} in sbp={sbp!r}, placement={placement!r}. "
+            f"{len(given)} in sbp={received(sbp)}, placement={placement!r}. "
             f"Write, for example, sbp=[{', '.join(['flow.sbp.broadcast'] * dims)}]"
         )
     return given

@@ -116,6 +116,8 @@ class global_scope(Block[ActiveScope]):
         TiedRulesWarning: the rules differ over a tensor that is tied; the first met is taken.
     """
 
+    for_a_class = "@auto_global(placement, sbp) for a class"
+
     def __init__(
         self,
         placement: Any,

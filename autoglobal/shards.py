@@ -7,10 +7,13 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 
 from .errors import DivergenceError
+from .parts import show_ranks
 from .pieces import Piece
 from .ranks import consult, this_rank
 from .rules import split_axis
 from .spec import Shape
+
+_FEW = 4
 
 
 def fit_together(pieces: Sequence[Piece]) -> None:
@@ -24,23 +27,32 @@ def fit_together(pieces: Sequence[Piece]) -> None:
             logical = _sum(piece, shapes)
             for rank, shape in shapes.items():
                 if shape != _component(piece, logical, rank) or (0 in shape and 0 not in logical):
-                    return json.dumps([at, rank, shape, logical]).encode()
+                    return json.dumps([at, rank, logical, _received(shapes)]).encode()
             found.append(logical)
         return json.dumps(found).encode()
 
     answer = json.loads(consult(json.dumps([piece.shape for piece in pieces]).encode(), decide))
     if answer and isinstance(answer[0], int):
-        at, rank, shape, logical = answer
+        at, rank, logical, everybodys = answer
         piece = pieces[at]
-        other = f"; rank {rank}: shape {tuple(shape)}" * (rank != this_rank())
         raise DivergenceError(
-            f"{piece.path}: the ranks' components are not those of one split. This rank (rank "
-            f"{this_rank()}): {piece.kind} of shape {piece.shape}{other}. Expected on rank {rank}: "
-            f"{_component(piece, tuple(logical), rank)}, as OneFlow splits {tuple(logical)}, and "
-            "none of them empty. Write source='full' where each rank has the whole"
+            f"{piece.path}: the ranks' components are not those of one split. Expected on rank "
+            f"{rank}: {_component(piece, tuple(logical), rank)}, as OneFlow splits "
+            f"{tuple(logical)}, and none of them empty. Received: {everybodys}. "
+            f"This rank (rank {this_rank()}): {piece.kind} of shape {piece.shape}. Write "
+            "source='full' where each rank has the whole"
         )
     for piece, logical in zip(pieces, answer):
         piece.logical = tuple(logical)
+
+
+def _received(shapes: Mapping[int, Shape]) -> str:
+    """Which ranks have which shape, the first few of them."""
+    ranks: dict[Shape, list[int]] = {}
+    for rank, shape in shapes.items():
+        ranks.setdefault(shape, []).append(rank)
+    few = [f"{shape} on rank {show_ranks(its)}" for shape, its in [*ranks.items()][:_FEW]]
+    return "; ".join([*few, "..."] if len(ranks) > _FEW else few)
 
 
 def _component(piece: Piece, logical: Shape, rank: int) -> Shape:

@@ -13,6 +13,7 @@ from oneflow import nn
 
 from .errors import ConversionError, SpecError, SpecTypeError
 from .ranks import this_rank, world_size
+from .received import received
 from .rules import BROADCAST, NdSbp, Rules, show_sbp, split_axis
 
 Shape = tuple[int, ...]
@@ -108,7 +109,7 @@ class GlobalSpec(Layout):
             if not any(type(value) is type(known) and value == known for known in allowed):
                 raise SpecError(
                     f"{option} must be one of {', '.join(map(repr, allowed))}. "
-                    f"Received: {option}={value!r}"
+                    f"Received: {option}={received(value)}"
                 )
         check_flag("same_placement", self.same_placement)
         check_flag("check", self.check)
@@ -183,22 +184,39 @@ def _count(world: int) -> str:
 def check_flag(option: str, value: Any) -> None:
     """Raise :class:`SpecTypeError` where ``value`` is no bool."""
     if not isinstance(value, bool):
-        raise SpecTypeError(f"{option} must be True or False. Received: {option}={value!r}")
+        raise SpecTypeError(f"{option} must be True or False. Received: {option}={received(value)}")
+
+
+# What was meant where something else than a module is given.
+_INSTEAD: dict[Any, str] = {
+    nn.Graph: "the module in it",
+    flow.Tensor: "the module that holds it",
+    type: "an instance of it",
+    (list, tuple): "an nn.ModuleList of these",
+    dict: "the module whose state it is, or an nn.ModuleDict",
+}
 
 
 def check_module(module: Any, function: str) -> None:
     """Raise :class:`SpecTypeError` where what was given to ``function`` is no module."""
     if not isinstance(module, nn.Module):
-        hint = f". Write {function} for the module in it" * isinstance(module, nn.Graph)
-        raise SpecTypeError(f"module must be an nn.Module. Received: {type(module)!r}{hint}")
+        which = next((words for kind, words in _INSTEAD.items() if isinstance(module, kind)), "")
+        raise SpecTypeError(
+            f"module must be an nn.Module. Received: module={received(module)}. "
+            f"Write {function} for {which or 'a module, such as nn.Linear(4, 4)'}"
+        )
 
 
 def _check_timeout(value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise SpecTypeError(f"timeout must be a number of seconds. Received: timeout={value!r}")
+        raise SpecTypeError(
+            f"timeout must be a number of seconds. Received: timeout={received(value)}. "
+            f"Write, for example, timeout={TIMEOUT:g}"
+        )
     if not 0 < value < math.inf:
         raise SpecError(
-            f"timeout must be more than 0 seconds, and finite. Received: timeout={value!r}"
+            f"timeout must be more than 0 seconds, and finite. Received: timeout={value!r}. "
+            "Write, for example, timeout=86400 for a day"
         )
 
 
@@ -212,16 +230,17 @@ def _check_placement(placement: Any) -> None:
     if not isinstance(placement, flow.placement):
         raise SpecTypeError(
             "placement must be a flow.placement, such as flow.placement('cpu', ranks=[0, 1]). "
-            f"Received: placement={placement!r}"
+            f"Received: placement={received(placement)}"
         )
     world = world_size()
     ranks = [int(rank) for rank in placement.ranks.flatten()]
     outside = [rank for rank in ranks if not 0 <= rank < world]
     if outside:
+        launch = "python -m oneflow.distributed.launch --nproc_per_node"
+        more = f", or start the program with {launch} {max(ranks) + 1}" * (max(ranks) >= world)
         raise SpecError(
-            f"placement names rank {outside[0]} and there {_count(world)}. "
-            f"Received: placement={placement!r}. Use ranks that exist, or start the program with "
-            f"python -m oneflow.distributed.launch --nproc_per_node {max(ranks) + 1}"
+            f"placement must name ranks that exist, and there {_count(world)}. Received: rank "
+            f"{outside[0]} in placement={placement!r}. Use other ranks{more}"
         )
     if placement.type == "cuda":
         _check_cuda(placement, ranks, world)

@@ -222,7 +222,8 @@ def test_what_is_no_module_is_refused():
     class Graph(nn.Graph):
         pass
 
-    for given, words in ((tensor(counted(2)), "Tensor"), (Model, "type"), (None, "NoneType")):
+    model = "module=<class .*Model'>. Write describe for an instance of it"
+    for given, words in ((tensor(counted(2)), "Tensor"), (Model, model), (None, "module=None")):
         with pytest.raises(SpecTypeError, match=words):
             describe(given)
     with pytest.raises(SpecTypeError, match="Write describe for the module in it"):

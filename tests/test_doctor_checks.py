@@ -21,7 +21,8 @@ def test_a_timeout_that_is_none_is_refused(seconds, capsys):
     with pytest.raises(SystemExit) as end:
         main(["doctor", "--timeout", seconds])
     assert end.value.code == 2
-    assert "--timeout" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert f"--timeout: must be a number of seconds, more than 0. Received: {seconds!r}" in told
 
 
 def test_ranks_that_do_not_end_in_time_are_ended():

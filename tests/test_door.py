@@ -6,9 +6,10 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
-from autoglobal import AutoglobalError, ConversionError, global_scope
+from autoglobal import AutoglobalError, ConversionError, auto_global, global_scope
 from tests.scopes import METHODS
 from tests.support import S0, B, Model, assert_global, counted, parameter
+from tests.trees import globally
 
 
 def refused(kind: type, *arguments, ours: bool = True, **options) -> str:
@@ -58,6 +59,12 @@ def test_ranks_beyond_the_world_in_two_dimensions(world):
     assert "python -m oneflow.distributed.launch --nproc_per_node" in message
 
 
+@pytest.mark.ranks(1)
+def test_a_negative_rank_needs_no_more_ranks():
+    """OneFlow makes such a placement on one rank."""
+    assert "launch" not in refused(ValueError, flow.placement("cpu", [-1]), B)
+
+
 def test_the_launcher_line_names_the_ranks_that_are_needed():
     message = refused(ValueError, flow.placement("cpu", list(range(8))), B)
     assert "--nproc_per_node 8" in message
@@ -79,6 +86,10 @@ NOT_SBPS = {
     "None in a list": lambda: [None],
     "None after an sbp": lambda: [B, None],
     "list in a list": lambda: [[B]],
+    "module": lambda: nn.Linear(2, 2),  # can be called, as a class can
+    "class": lambda: nn.Linear,
+    "function of one parameter": lambda: lambda tensor: B,
+    "array": lambda: counted(3, 4),
     "set": lambda: {B} if B.__hash__ else {0},
 }
 
@@ -86,7 +97,23 @@ NOT_SBPS = {
 @pytest.mark.parametrize("make", NOT_SBPS.values(), ids=NOT_SBPS.keys())
 def test_what_is_no_sbp(P, make):
     """``[B, None]`` would end the process inside OneFlow."""
-    assert "sbp" in refused(TypeError, P, make())
+    message = refused(TypeError, P, make())
+    assert "sbp" in message
+    assert "\n" not in message
+
+
+def test_a_function_that_tells_not_what_it_takes(P):
+    """Nor does it have to: some functions of C's do not."""
+    with global_scope(P, max):
+        pass
+
+
+@pytest.mark.parametrize("sbp", [lambda *all_: B, lambda o, p, t, more=1: B], ids=["any", "more"])
+def test_a_function_that_takes_more(P, sbp):
+    m = Model()
+    with global_scope(P, sbp):
+        m.new = parameter(counted(8))
+    assert_global(m.new, counted(8), P, B)
 
 
 @pytest.mark.parametrize("sbp", [[], (), [B, B], (S0, B, B)], ids=str)
@@ -150,6 +177,39 @@ def test_a_bad_scope_inside_a_good_one_leaves_the_good_one_in_force(P):
         m.new = parameter(counted(8))
     assert_global(m.new, counted(8), P, S0)
     assert len(scope.converted) == 1
+
+
+@pytest.mark.ranks(2, 4)
+def test_a_global_tensor_for_an_sbp_on_one_rank_only_leaves_the_others_alone(P, rank):
+    """OneFlow makes its text together with the other ranks, which do not come."""
+    there, m = globally(counted(8, 4), P, S0), Model()
+    if rank == 0:
+        for arguments in ((P, there), (there, S0), (P, {"*": [there]})):
+            assert "<global Parameter, (8, 4)>" in refused(TypeError, *arguments)
+    with global_scope(P, S0):
+        m.new = parameter(counted(8))
+    assert_global(m.new, counted(8), P, S0)
+
+
+def test_a_large_model_is_named_and_not_printed(P):
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(100)))
+    message = refused(TypeError, model, P)
+    assert "placement=<module Sequential>" in message
+    assert len(message) < 200
+
+
+def test_what_cannot_be_shown_is_an_error_of_the_option_all_the_same(P):
+    class Broken:
+        def __repr__(self):
+            raise RuntimeError("no text")
+
+    assert "Broken" in refused(TypeError, P, Broken())
+
+
+def test_an_option_that_auto_global_does_not_have(P):
+    with pytest.raises(TypeError, match=r"no option 'sauce'\. .* Write one of source, ") as caught:
+        auto_global(P, S0, sauce="full")
+    assert isinstance(caught.value, AutoglobalError)
 
 
 @pytest.mark.ranks(2, 4)

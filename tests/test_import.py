@@ -63,18 +63,26 @@ def test_the_cause_and_the_cure_are_named(error, found, python, system, words):
         assert word in sentence
 
 
-def test_a_stub_in_the_place_of_oneflow_is_told(tmp_path):
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("raise RuntimeError('a placeholder')", ["stub", "-m pip install 'oneflow>=0.9,<1'"]),
+        ("", ["/oneflow/__init__.py is imported in the place of OneFlow 0.", "type: unset PYTHON"]),
+    ],
+)
+def test_another_package_in_the_place_of_oneflow_is_told(tmp_path, content, words):
     (tmp_path / "oneflow").mkdir()
-    (tmp_path / "oneflow" / "__init__.py").write_text("raise RuntimeError('a placeholder')")
+    (tmp_path / "oneflow" / "__init__.py").write_text(content)
     program = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
         "try:\n    import autoglobal\n"
         "except ImportError as error:\n    print(type(error).__name__, error)\n"
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert run.stdout.startswith(OneFlowMissing.__name__)
-    assert "stub" in run.stdout
-    assert "-m pip install 'oneflow>=0.9,<1'" in run.stdout
+    assert run.stdout.startswith(f"{OneFlowMissing.__name__} autoglobal cannot import OneFlow. ")
+    for word in words:
+        assert word in run.stdout
 
 
 @pytest.mark.ranks(1)

@@ -212,5 +212,13 @@ def test_on_an_async_generator_function(P):
 
 
 def test_on_a_class(P):
-    with pytest.raises(SpecTypeError, match="@auto_global"):
+    """``@auto_global`` would make it global, which is not what was meant."""
+    with pytest.raises(SpecTypeError, match=r"class Layer. Write it above the methods .*__init__"):
         local_scope()(type("Layer", (Model,), {}))
+
+
+def test_without_its_parentheses():
+    with pytest.raises(SpecTypeError, match=r"Received: <function .* Write @local_scope\(\)"):
+
+        @local_scope
+        def build(): ...

@@ -73,9 +73,35 @@ def test_state_that_fits_on_all_ranks_but_one_raises_on_all(P, rank):
     if rank == 1:
         before = optimizer._state[weight]["momentum_buf"] = tensor(counted(3, 3))
     local_to_global(layer, P, S0)
-    with pytest.raises(ConversionError, match=r"\(3, 3\)" if rank == 1 else "another rank"):
+    told = r"this rank \(rank 1\): shape \(3, 3\)" if rank == 1 else "on rank 1: another shape"
+    with pytest.raises(ConversionError, match=told):
         optimizer_to_global(optimizer)
     assert optimizer._state[weight]["momentum_buf"] is before
+
+
+@pytest.mark.ranks(2, 4)
+def test_state_that_is_the_whole_here_and_a_part_there_raises_on_all(P, rank, world):
+    """It fits on each rank by itself, and not together."""
+    layer, optimizer = trained()
+    weight = layer.weight
+    if rank == 1:
+        optimizer._state[weight]["momentum_buf"] = tensor(counted(8 // world, 4))
+    local_to_global(layer, P, S0)
+    with pytest.raises(ConversionError) as caught:
+        optimizer_to_global(optimizer)
+    there = "on rank 0: the whole" if rank == 1 else "on rank 1: its component"
+    assert there in str(caught.value)
+
+
+@pytest.mark.ranks(4)
+def test_state_that_does_not_fit_raises_on_a_rank_that_is_left_out(rank):
+    """It would go on alone, and wait for the others."""
+    layer, optimizer = trained()
+    if rank == 1:
+        optimizer._state[layer.weight]["momentum_buf"] = tensor(counted(3, 3))
+    local_to_global(layer, flow.placement("cpu", [0, 1, 2]), S0)
+    with pytest.raises(ConversionError, match=r"shape \(3, 3\)|on rank 1: another shape"):
+        optimizer_to_global(optimizer)
 
 
 @pytest.mark.parametrize("rows", ["one", "uneven"])

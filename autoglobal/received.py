@@ -1,0 +1,37 @@
+"""What was received, as an error says it: short, and without a word to the other ranks.
+
+Bad input is often a model, or a tensor where its sbp belongs. The text of a model fills pages; for
+that of a global tensor OneFlow needs every rank, and aborts or hangs where one errs alone.
+"""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from typing import Any
+
+from oneflow import Tensor, nn
+
+_LONGEST = 200
+
+
+class _Short(reprlib.Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxother = self.maxstring = _LONGEST
+
+    def repr1(self, x: Any, level: int) -> str:
+        kind = type(x)
+        if issubclass(kind, Tensor):
+            return f"<{'global' if x.is_global else 'local'} {kind.__name__}, {tuple(x.shape)}>"
+        if issubclass(kind, nn.Module):
+            return f"<module {kind.__name__}>"
+        return super().repr1(x, level)
+
+
+_short = _Short()
+
+
+def received(value: Any) -> str:
+    """``value`` in one line."""
+    return re.sub(r"\s*\n\s*", " ", _short.repr(value))
