@@ -190,15 +190,17 @@ CASES = {
             *("Model.far", "existing='error'"),
         ),
         (
-            assigned(to=beside_another, same_placement=True),
-            *("Model.new", "Model.far", "[0]", "[[0]]", "same_placement=False"),
-        ),
-        (
             lambda: local_to_global(nn.parallel.DistributedDataParallel(linear(A)), ON_ONE, B),
             *("Linear.weight", "(a Linear), wrapped"),
         ),
         (in_a_graph, "Model.new", "inside nn.Graph.build", "(8, 4)"),
         (lambda: in_threads(assigned()), "Model.new", "in the thread 'Thread-", "(8, 4)"),
+    ],
+    "plan.py Plan._refuse_two_placements": [
+        (
+            assigned(to=beside_another, same_placement=True),
+            *("Model.new", "Model.far", "[0]", "[[0]]", "same_placement=False"),
+        ),
     ],
     "plan.py Plan._decide": [(of_a_result, "Model.new", "grad_fn", "(8, 4)", ".detach()")],
     "optimizers.py optimizer_to_global": [
