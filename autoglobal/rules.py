@@ -6,7 +6,8 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, partial
+from types import FunctionType, MethodType
 from typing import Any, Optional
 
 import oneflow as flow
@@ -142,9 +143,8 @@ def _by_class(owner: Any, path: str) -> str:
 
 
 def _check_function(function: Callable[..., Any]) -> None:
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some built-in ones have none
+    signature = _signature(function)
+    if signature is None:
         return
     try:
         signature.bind(None, "", None)
@@ -154,6 +154,20 @@ def _check_function(function: Callable[..., Any]) -> None:
             f"tensor. Received: sbp={received(function)}, which takes {signature}. Write, for "
             "example, lambda owner, path, tensor: flow.sbp.broadcast"
         ) from error
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
+    """What it can be called with, None where that cannot be known."""
+    if not isinstance(function, (FunctionType, MethodType, partial)):
+        # Of an object the class is asked: inspect would ask it itself, which may do anything.
+        call = getattr(type(function), "__call__", None)  # noqa: B004
+        if not isinstance(call, FunctionType):
+            return None
+        function = MethodType(call, object())
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):  # of a partial of a built-in one
+        return None
 
 
 def _pattern(key: Any) -> str:
