@@ -49,7 +49,7 @@ def _panel(axis: Any, table: Table) -> None:
     _label(axis, medians, spans, words)
     axis.spines[["top", "right"]].set_visible(False)
     ranks = f"{table.ranks} rank{'s' * (table.ranks > 1)}"
-    title = f"{table.title} ({ranks}): time ratio, less is faster, and time for each {table.unit}"
+    title = f"{table.title} ({ranks}): time ratio (less is faster), time / {table.unit}"
     axis.set_title(title, loc="left", fontsize=8)
 
 
