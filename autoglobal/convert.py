@@ -24,7 +24,6 @@ Tensor = Any  # oneflow.Tensor; OneFlow ships no types
 
 HALF = (flow.float16, flow.bfloat16)
 
-
 _FEW_ROWS = 1 << 16
 _LONG_ROW = 256  # bytes
 
@@ -37,7 +36,7 @@ def narrowed(
     It has to be :func:`autoglobal.contents.sound`. ``stack``: the axes before those of the tensor.
     """
     part = whole
-    starts, lengths = where(tuple(whole.shape)[stack:], spec.hierarchy, sbp, position)
+    starts, lengths = spec.where(tuple(whole.shape)[stack:], sbp, position)
     for axis, (start, length) in enumerate(zip(starts, lengths), stack):
         if length < whole.shape[axis]:
             part = part.narrow(axis, start, length)
@@ -47,7 +46,7 @@ def narrowed(
 def part_of(whole: Tensor, spec: GlobalSpec, sbp: NdSbp, position: Shape) -> Tensor:
     """The same, in memory of its own."""
     shape = tuple(whole.shape)
-    starts, lengths = where(shape, spec.hierarchy, sbp, position)
+    starts, lengths = spec.where(shape, sbp, position)
     if lengths != shape and lengths[1:] == shape[1:] and _has_rows(whole):
         # One instruction that reads the tensor itself: it needs no view, and so no sound tensor.
         return flow._C.gather(at_home(whole.detach()), _rows(starts[0], lengths[0]), 0)
@@ -55,25 +54,11 @@ def part_of(whole: Tensor, spec: GlobalSpec, sbp: NdSbp, position: Shape) -> Ten
     return view.clone() if view.is_contiguous() else view.contiguous()
 
 
-@lru_cache(maxsize=1024)
-def where(shape: Shape, hierarchy: Shape, sbp: NdSbp, position: Shape) -> tuple[Shape, Shape]:
-    """Where a rank's part of a logical ``shape`` starts along each axis, and its lengths."""
-    starts, lengths = [0] * len(shape), list(shape)
-    for one, ranks, index in zip(sbp, hierarchy, position):
-        axis = split_axis(one)
-        if axis is not None:
-            short, longer = divmod(lengths[axis], ranks)
-            starts[axis] += index * short + min(index, longer)
-            lengths[axis] = short + (index < longer)
-    return tuple(starts), tuple(lengths)
-
-
 def _has_rows(whole: Tensor) -> bool:
     """Whether its rows can be gathered, and are few or long enough for it to be fast."""
+    # OneFlow 0.9.0 has no such kernel of uint8. On CUDA its copies run where its kernels do not.
     if whole.device.type != "cpu" or whole.dtype == flow.uint8:
-        return (
-            False  # OneFlow 0.9.0 has no such kernel; on CUDA its copies run where kernels do not
-        )
+        return False
     rows = whole.shape[0]
     return bool(rows <= _FEW_ROWS or whole.numel() // rows * item_size(whole.dtype) >= _LONG_ROW)
 

@@ -12,7 +12,7 @@ from . import hook
 from .errors import ConversionError, SpecTypeError
 from .frames import handle_class, installer, open_frames
 from .received import received
-from .registry import Module, Slot, has_own_methods, holds_local, slot_of, tensors
+from .registry import Module, Slot, has_own_methods, slot_of, tensors
 from .rules import BROADCAST
 from .session import Session
 from .spec import Buffers, Existing, GlobalSpec, Source, Unsplittable
@@ -88,7 +88,7 @@ class _Following(_Handler):
 
 def _has_local(slot: Slot, value: Any) -> bool:
     if slot == "module":
-        return holds_local(value)
+        return any(tensor.is_local for _, tensor in tensors(value))
     return bool(value.is_local)
 
 

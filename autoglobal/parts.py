@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .convert import where
 from .rules import PARTIAL_SUM, NdSbp, split_axis
 from .spec import Layout, Shape
 
@@ -35,7 +34,7 @@ def parts_of(shape: Shape, sbp: NdSbp, layout: Layout) -> list[Part]:
     summed = [dim for dim, one in enumerate(sbp) if one == PARTIAL_SUM]
     for rank, position in layout.positions.items():
         summand = tuple(position[dim] for dim in summed)
-        there = groups.setdefault(where(shape, layout.hierarchy, sbp, position), {})
+        there = groups.setdefault(layout.where(shape, sbp, position), {})
         there.setdefault(summand, []).append(rank)
     return [
         Part(*place, summands=tuple(tuple(group) for group in there.values()))

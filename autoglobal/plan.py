@@ -17,9 +17,7 @@ from .convert import Tensor
 from .errors import ConversionError
 from .items import Decision, Item, Met, Node
 from .registry import STORE_OF, Module, store, tensors
-from .spec import GlobalSpec, Kind
-
-KINDS: tuple[Kind, ...] = ("parameter", "buffer")
+from .spec import KINDS, GlobalSpec, Kind
 
 
 class Plan:

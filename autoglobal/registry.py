@@ -95,16 +95,6 @@ def tensors(module: Module) -> Iterator[tuple[str, Tensor]]:
                     yield join(path, name), tensor
 
 
-def holds_local(module: Module) -> bool:
-    """Whether any Parameter or buffer of the module or below is local."""
-    return any(
-        tensor is not None and not tensor.is_global
-        for _, owner in walk(module, "")
-        for which in TENSOR_STORES
-        for tensor in store(owner, which).values()
-    )
-
-
 class Before:
     """How a module held one name before an assignment, to be put back if that fails."""
 

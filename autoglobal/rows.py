@@ -10,7 +10,7 @@ from typing import Any, Literal, Optional
 
 from .registry import Module
 from .rules import NdSbp, show_sbp
-from .sizes import item_size, nbytes_of
+from .sizes import dtype_name, item_size, nbytes_of
 from .spec import Layout, Shape
 from .survey import Held, Loose
 
@@ -52,7 +52,7 @@ class Row:
 
     @property
     def dtype_name(self) -> str:
-        return str(self.dtype).replace("oneflow.", "")
+        return dtype_name(self.dtype)
 
     def to_dict(self) -> dict[str, Any]:
         """All of it in types that JSON has."""

@@ -1,4 +1,4 @@
-"""How many bytes a tensor takes."""
+"""What a dtype is called, and how many bytes a tensor takes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from typing import Any
 import oneflow as flow
 
 Tensor = Any  # oneflow.Tensor; OneFlow ships no types
+
+
+def dtype_name(dtype: Any) -> str:
+    """``float32``."""
+    return str(dtype).replace("oneflow.", "")
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import product
 from typing import Any, Literal, Union
 
@@ -18,6 +18,7 @@ from .rules import BROADCAST, NdSbp, Rules, show_sbp, split_axis
 
 Shape = tuple[int, ...]
 Kind = Literal["parameter", "buffer"]
+KINDS: tuple[Kind, ...] = ("parameter", "buffer")
 Source = Literal["full", "shard"]
 When = Literal["assign", "exit"]
 Existing = Literal["keep", "error", "convert"]
@@ -71,14 +72,23 @@ class Layout:
 
     def component(self, shape: Shape, sbp: NdSbp, position: Shape | None) -> Shape:
         """The shape of the component at a position of a logical ``shape``, ``(0,)`` outside."""
-        if position is None:
-            return (0,)
-        part = list(shape)
-        for one, ranks, index in zip(sbp, self.hierarchy, position):
-            axis = split_axis(one)
-            if axis is not None:  # the first pieces are the longer ones
-                part[axis] = part[axis] // ranks + (index < part[axis] % ranks)
-        return tuple(part)
+        return (0,) if position is None else self.where(shape, sbp, position)[1]
+
+    def where(self, shape: Shape, sbp: NdSbp, position: Shape) -> tuple[Shape, Shape]:
+        """Where that component starts along each axis of the logical ``shape``, and its lengths."""
+        return _where(shape, self.hierarchy, sbp, position)
+
+
+@lru_cache(maxsize=1024)
+def _where(shape: Shape, hierarchy: Shape, sbp: NdSbp, position: Shape) -> tuple[Shape, Shape]:
+    starts, lengths = [0] * len(shape), list(shape)
+    for one, ranks, index in zip(sbp, hierarchy, position):
+        axis = split_axis(one)
+        if axis is not None:  # the first pieces are the longer ones
+            short, longer = divmod(lengths[axis], ranks)
+            starts[axis] += index * short + min(index, longer)
+            lengths[axis] = short + (index < longer)
+    return tuple(starts), tuple(lengths)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from rich.text import Text
 from .meter import Meter
 from .records import Kept, Left, Record, Records
 from .rules import show_sbp
+from .sizes import dtype_name
 
 ROWS = 20  # of each table
 _WHAT = ("path", "class", "kind", "shape", "dtype")
@@ -71,7 +72,7 @@ def _table(
 
 
 def _cells(one: Union[Record, Kept, Left]) -> Iterator[str]:
-    yield from (one.path, one.owner, one.kind, str(one.shape), _dtype(one.dtype))
+    yield from (one.path, one.owner, one.kind, str(one.shape), dtype_name(one.dtype))
     if isinstance(one, Left):
         yield one.reason
     else:
@@ -79,10 +80,6 @@ def _cells(one: Union[Record, Kept, Left]) -> Iterator[str]:
         yield show_sbp(one.sbp) + ", cannot be split" * fallback
     if isinstance(one, Record):
         yield str(one.nbytes)
-
-
-def _dtype(dtype: Any) -> str:
-    return str(dtype).replace("oneflow.", "")
 
 
 def _totals(records: Records) -> Iterator[str]:

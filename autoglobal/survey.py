@@ -12,9 +12,8 @@ from oneflow import Tensor, nn
 
 from .classes import stated_spec
 from .registry import STORE_OF, STORES, TENSOR_STORES, Module, join, store
-from .spec import GlobalSpec, Kind
+from .spec import KINDS, GlobalSpec, Kind
 
-KINDS: tuple[Kind, ...] = ("parameter", "buffer")
 # What OneFlow keeps for itself in a module's __dict__: the registry, a cache of _apply, the weights
 # that an RNN lists anew in each forward pass, DistributedDataParallel's buckets for gradients.
 _OWN = {

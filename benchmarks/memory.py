@@ -26,9 +26,9 @@ def watched(device: Device) -> Iterator[Reading]:
         before = device.used() or 0.0
         yield lambda: (device.used() or 0.0) - before
         return
-    held = _of_status("VmRSS")
+    held = of_status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts anew from here
-    yield lambda: _of_status("VmHWM") - held
+    yield lambda: of_status("VmHWM") - held
 
 
 @contextmanager
@@ -60,7 +60,8 @@ def _give_back_at_once() -> None:
         ctypes.CDLL("libc.so.6").mallopt(option, 64 << 10)
 
 
-def _of_status(key: str) -> float:
+def of_status(key: str) -> float:
+    """A line of this process's status, in MiB."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(key + ":"):
             return int(line.split()[1]) / 1024

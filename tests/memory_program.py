@@ -17,6 +17,7 @@ import oneflow as flow
 from oneflow import nn
 
 from autoglobal import global_scope, local_to_global
+from benchmarks.memory import of_status
 
 B, S0 = flow.sbp.broadcast, flow.sbp.split(0)
 COLUMNS = 1024
@@ -65,14 +66,6 @@ def by_apply(rows: list[int], start: int) -> nn.Module:
 WAYS = {"scope": in_a_scope, "call": by_a_call, "in_place": in_place, "apply": by_apply}
 
 
-def memory(key: str) -> float:
-    """A line of this process's status, in MiB."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(key + ":"):
-            return int(line.split()[1]) / 1024
-    raise LookupError(key)
-
-
 def settle() -> None:
     """Wait for what OneFlow has still to do, and give back what nobody holds."""
     gc.collect()
@@ -99,17 +92,17 @@ def main() -> None:
     for way in WAYS.values():  # what is set up once
         way([8], 0)
     settle()
-    before = memory("VmRSS")
+    before = of_status("VmRSS")
     for case in options.cases:
         way, copies = case.split(":")
         Path("/proc/self/clear_refs").write_text("5")  # the peak counts anew from here
         m = WAYS[way](rows, 1000 * RANK * (copies == "different"))
         flow._oneflow_internal.eager.Sync()
-        peak, held = memory("VmHWM") - before, memory("VmRSS") - before
+        peak, held = of_status("VmHWM") - before, of_status("VmRSS") - before
         check(m, rows)
         del m
         settle()
-        found = {"peak": peak, "held": held, "afterwards": memory("VmRSS") - before}
+        found = {"peak": peak, "held": held, "afterwards": of_status("VmRSS") - before}
         found = {key: round(value, 1) for key, value in found.items()}
         print(json.dumps({"rank": RANK, "case": case, **found}), flush=True)
 

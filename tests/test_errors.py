@@ -30,28 +30,32 @@ def listed(of):
     )
 
 
+def from_place(found: Told | None, where: str) -> Told:
+    assert found is not None
+    assert found.site is not None, found
+    assert found.site.where == where, found
+    return found
+
+
+def listed_text(where: str, at: int, words) -> str:
+    """The text of what is provoked, which comes from its place in the list and has its words."""
+    text = from_place(provoked(where, at), where).text
+    for word in words:
+        assert word in text
+    return text
+
+
 @one_rank
 @listed(CASES)
 def test_an_error_says_what_its_reader_needs(where, at, words):
-    error = provoked(where, at)
-    assert error is not None
-    assert error.site is not None, error
-    assert error.site.where == where, error
-    assert missing(error.text) == [], error.text
-    for word in words:
-        assert word in error.text
+    assert missing(listed_text(where, at, words)) == []
 
 
 @one_rank
 @listed(WARNINGS)
 def test_a_warning_names_the_rule_and_says_what_to_write(where, at, words):
-    warning = provoked(where, at)
-    assert warning is not None
-    assert warning.site is not None, warning
-    assert warning.site.where == where, warning
-    assert set(missing(warning.text)) <= {"what was expected", "what was received"}, warning.text
-    for word in words:
-        assert word in warning.text
+    lacking = set(missing(listed_text(where, at, words)))
+    assert lacking <= {"what was expected", "what was received"}
 
 
 @one_rank
@@ -86,10 +90,7 @@ def test_an_error_of_several_ranks_names_them(P, rank, where, source, rows):
         with global_scope(P, S0, source=source):
             m.new = p
 
-    error = told(act)
-    assert error is not None
-    assert error.site is not None, error
-    assert error.site.where == where, error
+    error = from_place(told(act), where)
     assert missing(error.text) == [], error.text
     assert error.text.startswith("Model.new: "), error.text
     assert f"This rank (rank {rank}): " in error.text
