@@ -16,17 +16,18 @@
 What is done is told to the logger ``autoglobal``, which is silent until it is given a handler.
 """
 
-from ._program import named_on_the_command_line
 from ._version import __version__
+from .commands.program import named_on_the_command_line
 
 # ``python -m autoglobal doctor`` comes through here first, and has to run where nothing below does.
 if not named_on_the_command_line():
-    from ._oneflow import require_oneflow
+    from .commands.installation import require_oneflow
 
     require_oneflow()
 
-    from .active import ActiveScope
-    from .decorator import auto_global
+    from .conversion.local_to_global import local_to_global
+    from .conversion.optimizer_to_global import optimizer_to_global
+    from .conversion.records import Kept, Left, Record
     from .errors import (
         AutoglobalError,
         ConversionError,
@@ -39,12 +40,11 @@ if not named_on_the_command_line():
         TiedRulesWarning,
         UnusedRuleWarning,
     )
-    from .local import local_scope
-    from .migrate import local_to_global
-    from .optimizers import optimizer_to_global
-    from .records import Kept, Left, Record
-    from .report import Report, describe
-    from .scope import current_scope, global_scope
+    from .report.describe import Report, describe
+    from .scopes.active import ActiveScope
+    from .scopes.auto_global import auto_global
+    from .scopes.local import local_scope
+    from .scopes.scope import current_scope, global_scope
 
 __all__ = [
     "ActiveScope",

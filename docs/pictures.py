@@ -14,7 +14,8 @@ import oneflow as flow
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 
-from autoglobal import describe, svg
+from autoglobal import describe
+from autoglobal.report import svg
 from tests.doc_pages import ROOT, parts_of, run
 
 PICTURES = ROOT / "docs" / "pictures"

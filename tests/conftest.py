@@ -11,7 +11,7 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
-from autoglobal import convert
+from autoglobal.tensors import convert
 
 METHODS = ("__setattr__", "register_parameter", "register_buffer", "add_module")
 RAW = {name: vars(nn.Module)[name] for name in METHODS}

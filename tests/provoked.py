@@ -15,7 +15,7 @@ from autoglobal import (
     local_to_global,
     optimizer_to_global,
 )
-from autoglobal.__main__ import _seconds
+from autoglobal.commands.cli import _seconds
 from tests.scopes import close, following, in_threads
 from tests.support import S0, S1, B, Model, counted, linear, parameter, tensor
 from tests.trees import globally
@@ -164,23 +164,25 @@ CASES = {
     "rules.py Rules._ruled": [(scope(ON_ONE, {"*": 3}), "in the rule '*'", "sbp=3")],
     "rules.py Rules._asked": [(assigned(ON_ONE, lambda *_: 3), "Model.new", "function", "sbp=3")],
     "rules.py Rules.wish": [(assigned(ON_ONE, {"x.*": B}), "'new'", "'Model.new'", "'x.*'")],
-    "decorator.py _check_options": [
+    "auto_global.py _check_options": [
         (lambda: auto_global(ON_ONE, B, sauce=1), "auto_global", "'sauce'", "sauce=1", "source"),
         (lambda: auto_global(ON_ONE, B, when="exit"), "when='exit'", "global_scope"),
     ],
-    "decorator.py auto_global": [(lambda: auto_global(Model, check=False), "{'check': False}")],
-    "decorator.py _checked": [(lambda: auto_global(len), "auto_global", "len")],
-    "decorator.py _Decorator.__enter__": [(with_auto_global, "auto_global", "a with statement")],
-    "decorator.py _Following._spec_for": [(on_two_placements, "Follower.new", "Follower.other on")],
-    "block.py Block.__call__": [
+    "auto_global.py auto_global": [(lambda: auto_global(Model, check=False), "{'check': False}")],
+    "auto_global.py _checked": [(lambda: auto_global(len), "auto_global", "len")],
+    "auto_global.py _Decorator.__enter__": [(with_auto_global, "auto_global", "a with statement")],
+    "auto_global.py _Following._spec_for": [
+        (on_two_placements, "Follower.new", "Follower.other on")
+    ],
+    "context.py Block.__call__": [
         (decorated(Model), "global_scope", "class Model", "@auto_global"),
         (lambda: local_scope()(Model), "local_scope", "class Model", "__init__"),
         (decorated(staticmethod(len)), "below @staticmethod"),
         (decorated(3), "global_scope", "Received: 3"),
     ],
     "local.py local_scope.__init__": [(lambda: local_scope(len), "local_scope", "function len")],
-    "block.py Block.close_frame": [(out_of_order, "global_scope(", "local_scope()")],
-    "block.py Block.__exit__": [
+    "context.py Block.close_frame": [(out_of_order, "global_scope(", "local_scope()")],
+    "context.py Block.__exit__": [
         (lambda: close(local_scope()), "local_scope()", "is not open"),
         (from_another_thread, "global_scope(", "another thread"),
     ],
@@ -203,19 +205,23 @@ CASES = {
         ),
     ],
     "plan.py Plan._decide": [(of_a_result, "Model.new", "grad_fn", "(8, 4)", ".detach()")],
-    "optimizers.py optimizer_to_global": [
+    "optimizer_to_global.py optimizer_to_global": [
         (lambda: optimizer_to_global(linear(A)), "optimizer=<module Linear>"),
         (of_lamb, "Parameter 0 of group 0", "split(dim=0)"),
     ],
-    "optimizers.py _Follow.agree": [(of_a_misfit, "Parameter 0", "'momentum_buf'", "(3, 3)")],
+    "optimizer_to_global.py _Follow.agree": [
+        (of_a_misfit, "Parameter 0", "'momentum_buf'", "(3, 3)")
+    ],
     "drawing.py draw": [
         (drawn(limit="all"), "limit='all'"),
         (drawn(limit=0), "limit=0"),
         (drawn("/no/such/folder/m.svg"), "path='/no/such/folder/m.svg'"),
     ],
     "drawing.py _checked": [(drawn(3), "path=3"), (drawn("m.png"), "path='m.png'", "'m.svg'")],
-    "report.py Report.__getitem__": [(lambda: describe(linear(A))["wieght"], "Linear", "'weight'")],
-    "__main__.py _seconds": [(lambda: _seconds("0"), "'0'"), (lambda: _seconds("soon"), "'soon'")],
+    "describe.py Report.__getitem__": [
+        (lambda: describe(linear(A))["wieght"], "Linear", "'weight'")
+    ],
+    "cli.py _seconds": [(lambda: _seconds("0"), "'0'"), (lambda: _seconds("soon"), "'soon'")],
 }
 
 # The same of warnings, each of which names a rule.
@@ -228,16 +234,16 @@ WARNINGS = {
 }
 # Those that are not provoked on one rank, and why.
 ELSEWHERE_OR_NEVER = {
-    "agree.py agree": "of several ranks",
+    "agreement.py agree": "of several ranks",
     "shards.py fit_together": "of several ranks",
-    "_oneflow.py require_oneflow": "without OneFlow: test_import.py",
+    "installation.py require_oneflow": "without OneFlow: test_import.py",
     "hook.py": "with an older wrapt: test_import.py",
-    "watch.py _end": "it ends the process: test_waiting.py",
+    "watchdog.py _end": "it ends the process: test_waiting.py",
     "selftest.py _expect": "where OneFlow computes wrong; the doctor says what to type",
-    "agree.py _first_difference": "never, unless autoglobal compares what it does not tell",
-    "block.py Block.new_frame": "never: each kind of scope has its own",
-    "decorator.py _Handler._spec_for": "never: each kind of class has its own",
-    "decorator.py _Decorator.__exit__": "never: there is no way in",
+    "agreement.py _first_difference": "never, unless autoglobal compares what it does not tell",
+    "context.py Block.new_frame": "never: each kind of scope has its own",
+    "auto_global.py _Handler._spec_for": "never: each kind of class has its own",
+    "auto_global.py _Decorator.__exit__": "never: there is no way in",
     "running.py _Aside._closed": "Python's own sign that a generator was closed, which it takes",
 }
 if flow.cuda.is_available():

@@ -20,7 +20,7 @@ import oneflow
 import pytest
 
 import autoglobal
-from autoglobal.probe import LAUNCHER
+from autoglobal.commands.probe import LAUNCHER
 from tools.linked import LinkedVenv, write
 
 pytestmark = pytest.mark.ranks(1)
@@ -167,7 +167,11 @@ PIP = r"/bin/python -m pip install "
         ("cudnn_elsewhere", ["OneFlow"], f"8.9.6.50 .*not there.*{PIP}--force-reinstall --no-deps"),
         ("old_wrapt", ["wrapt"], f"wrapt 2.5 or later.* 1.14.1.*{PIP}'wrapt>=2.5'$"),
         ("import_aborts", ["OneFlow"], "importing oneflow, was ended by SIGABRT.*import oneflow"),
-        ("one_rank_ends", ["self-test"], "rank 1: RuntimeError: own words.*autoglobal.selftest"),
+        (
+            "one_rank_ends",
+            ["self-test"],
+            "rank 1: RuntimeError: own words.*commands.selftest",
+        ),
     ],
 )
 def test_the_cause_and_the_cure_are_told(reports, environment, faulty, told):

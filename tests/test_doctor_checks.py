@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from autoglobal import _needs, _oneflow, doctor, selftest
-from autoglobal.__main__ import main
+from autoglobal.commands import doctor, selftest
+from autoglobal.commands import installation as _oneflow
+from autoglobal.commands import needs as _needs
+from autoglobal.commands.cli import main
 
 pytestmark = pytest.mark.ranks(1)
 

@@ -11,7 +11,7 @@ import pytest
 from oneflow import nn
 
 from autoglobal import SpecError, SpecTypeError, describe, global_scope
-from autoglobal.ranks import gather
+from autoglobal.ranks.collectives import gather
 from tests.pictures import NS, check_against, one, panels, parts, texts
 from tests.support import S0, S1, B, Model, counted, parameter, tensor
 from tests.trees import globally, mixed

@@ -10,7 +10,7 @@ import pytest
 from oneflow import nn
 
 from autoglobal import global_scope
-from autoglobal.fresh import is_fresh
+from autoglobal.modules.uninitialized import is_fresh
 from tests.support import S0, B, Model, as_array, assert_global, counted, parameter, tensor
 
 LAYERS = {

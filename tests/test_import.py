@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from autoglobal import OneFlowMissing
-from autoglobal._oneflow import diagnose
+from autoglobal.commands.installation import diagnose
 
 PLACEHOLDER = RuntimeError("This package is a placeholder. Please install oneflow following ...")
 CUDNN = ImportError("libcudnn_cnn_infer.so.8: cannot open shared object file: No such file")

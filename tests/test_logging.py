@@ -9,7 +9,8 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
-from autoglobal import auto_global, global_scope, local_to_global, ranks
+from autoglobal import auto_global, global_scope, local_to_global
+from autoglobal.ranks import collectives as ranks
 from tests.support import (
     S0,
     B,
@@ -189,7 +190,9 @@ class Named:
 
 def test_nothing_is_made_up_where_nobody_listens(P, log, monkeypatch):
     asked, made, is_on = [], [], logger.isEnabledFor
-    monkeypatch.setattr("autoglobal.log.is_on", lambda level: asked.append(level) or is_on(level))
+    monkeypatch.setattr(
+        "autoglobal.conversion.log.is_on", lambda level: asked.append(level) or is_on(level)
+    )
     monkeypatch.setattr(logging, "_logRecordFactory", lambda *_, **__: made.append(1))
     handler, m = log(WARNING), Model()
     Named.asked = 0

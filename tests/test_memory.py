@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autoglobal import contents
+from autoglobal.tensors import digests as contents
 from tools.launch import launch
 
 # Started by the one-rank run, since the program starts ranks of its own.

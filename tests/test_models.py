@@ -17,7 +17,8 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
-from autoglobal import convert, global_scope
+from autoglobal import global_scope
+from autoglobal.tensors import convert
 from tests.support import S0, B, Model, assert_global, local_names, tensor
 
 pytestmark = pytest.mark.ranks(1, 2)

@@ -7,7 +7,7 @@ import abc
 import pytest
 from oneflow import nn
 
-from autoglobal import convert
+from autoglobal.tensors import convert
 from tests.support import (
     S0,
     assert_global,

@@ -7,7 +7,8 @@ import contextlib
 import pytest
 from oneflow import nn
 
-from autoglobal import auto_global, convert, global_scope
+from autoglobal import auto_global, global_scope
+from autoglobal.tensors import convert
 from tests.support import (
     S0,
     B,

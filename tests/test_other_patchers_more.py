@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from autoglobal import auto_global, convert, global_scope
+from autoglobal import auto_global, global_scope
+from autoglobal.tensors import convert
 from tests import test_other_patchers as others
 from tests.support import S0, Model, assert_global, assert_local, counted
 from tests.test_other_patchers import (

@@ -12,12 +12,12 @@ from oneflow import nn
 
 from autoglobal import (
     auto_global,
-    convert,
     global_scope,
     local_scope,
     local_to_global,
     optimizer_to_global,
 )
+from autoglobal.tensors import convert
 from tests.support import S0, B, Model, assert_global, assert_local, counted, parameter, tensor
 
 A = counted(8, 4)
@@ -112,7 +112,7 @@ def test_an_optimizer_made_before_follows(P):
 
 
 def test_what_nobody_else_holds_is_not_kept(P):
-    from autoglobal import memo
+    from autoglobal.conversion import memo
 
     m = Model()
     m.new, held = parameter(A), parameter(A + 1)

@@ -8,7 +8,8 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
-from autoglobal import global_scope, ranks
+from autoglobal import global_scope
+from autoglobal.ranks import collectives as ranks
 from tests.support import S0, B, Model, counted, linear, parameter
 
 A = counted(8, 4)

@@ -6,7 +6,8 @@ import io
 
 from rich.console import Console
 
-from autoglobal import global_scope, ranks
+from autoglobal import global_scope
+from autoglobal.ranks import collectives as ranks
 from tests.support import S0, B, Model, counted, linear, parameter
 from tests.trees import four_kinds
 

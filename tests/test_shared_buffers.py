@@ -7,7 +7,8 @@ import gc
 import oneflow as flow
 import pytest
 
-from autoglobal import global_scope, local_to_global, memo
+from autoglobal import global_scope, local_to_global
+from autoglobal.conversion import memo
 from tests.support import S0, B, Model, assert_global, counted, linear, tensor
 
 A = counted(8, 4)

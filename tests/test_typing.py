@@ -75,10 +75,10 @@ build("deep")  # error: arg-type
 build(1, wise=True)  # error: call-arg
 
 with global_scope(P, lambda owner, path, tensor: S0 if tensor.ndim == 2 else B) as scope:
-    reveal_type(scope)  # is: autoglobal.active.ActiveScope
-    reveal_type(scope.converted)  # is: list[autoglobal.records.Record]
+    reveal_type(scope)  # is: autoglobal.scopes.active.ActiveScope
+    reveal_type(scope.converted)  # is: list[autoglobal.conversion.records.Record]
     with local_scope():
-        reveal_type(current_scope())  # is: autoglobal.active.ActiveScope | None
+        reveal_type(current_scope())  # is: autoglobal.scopes.active.ActiveScope | None
 
 def told(open_one: ActiveScope) -> list[str]:
     return [f"{one.path} {one.shape} {one.nbytes}" for one in open_one.converted]
@@ -93,7 +93,7 @@ def paths(report: Report) -> list[str]:
     return [row.path for row in report if row.nbytes > 1]
 
 model = Stating()
-reveal_type(describe(model))  # is: autoglobal.report.Report
+reveal_type(describe(model))  # is: autoglobal.report.describe.Report
 reveal_type(local_to_global(model, P, B, progress=True))  # is: user.Stating
 
 class Optimizer(flow.optim.SGD):

@@ -1,0 +1,1 @@
+"""The commands of ``python -m autoglobal``; they run where OneFlow cannot be imported."""

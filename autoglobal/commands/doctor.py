@@ -1,0 +1,212 @@
+"""What ``python -m autoglobal doctor`` checks, and what it says of each.
+
+Imports neither OneFlow nor anything else that may be broken: what there is was found by a process
+of its own (``probe.py``), and the ranks of the self-test are others again (``selftest.py``).
+"""
+
+from __future__ import annotations
+
+import platform
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from os import environ
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .._version import __version__
+from . import probe, selftest
+from .installation import NEW_ENVIRONMENT, WHEELS, fits
+from .needs import LIBRARIES, Fault, fault_of, numbers, pip_install
+
+if TYPE_CHECKING:
+    from .probe import Found
+
+TIMEOUT = 60.0  # seconds
+NECESSARY = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")  # without one OneFlow is alone
+# As measured: the wheel brings no PTX, of which a driver could make kernels for other devices.
+KERNELS = "OneFlow 0.9.0's wheel has kernels for compute capability 6.0 to 8.6"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of what the doctor says.
+
+    ``state`` is ``"ok"``, ``"!!"`` for a fault, with its ``cause`` and ``cure`` (the line to type;
+    where one line cures several faults the first has it), or ``"--"`` for what was not checked.
+    """
+
+    name: str
+    state: str
+    found: str
+    cause: str = ""
+    cure: str = ""
+
+
+def examine(self_test: bool = True, timeout: float = TIMEOUT) -> Iterator[Check]:
+    """The checks, each as it is made.
+
+    ``timeout`` is how many seconds the process that imports OneFlow may take, and the self-test.
+    """
+    found = probe.ask(timeout)
+    yield Check("autoglobal", "ok", f"{__version__} in {Path(__file__).parent.parent}")
+    oneflow = _oneflow(found)
+    yield oneflow
+    python = _python(oneflow)
+    yield python
+    if python.state == "ok":
+        packages = [_numpy(found.get("numpy"), oneflow)]
+        packages += [_library(name, found.get(name)) for name in LIBRARIES]
+    else:
+        packages = [_not_checked(name, "it needs another Python") for name in ("numpy", *LIBRARIES)]
+    yield from packages
+    yield launcher(environ)
+    if all(check.state == "ok" for check in (oneflow, *packages)):
+        way = _way(found)
+    else:
+        way = _not_checked("Parameters", "it needs what is above")
+    yield way
+    yield cuda(found) if oneflow.state == "ok" else _not_checked("CUDA", "it needs OneFlow")
+    if not self_test:
+        yield _not_checked("self-test", "as you asked")
+    elif way.state != "ok":
+        yield _not_checked("self-test", "it needs what is above")
+    else:
+        yield _self_test(timeout)
+
+
+def _faulty(name: str, found: str, fault: Fault) -> Check:
+    return Check(name, "!!", found, *fault)
+
+
+def _not_checked(name: str, why: str) -> Check:
+    return Check(name, "--", f"not checked, {why}")
+
+
+def _by_hand(statement: str) -> str:
+    """The line that shows a fault in full."""
+    return shlex.join([sys.executable or "python", "-X", "faulthandler", "-c", statement])
+
+
+def _oneflow(found: Found) -> Check:
+    its = found.get("oneflow")
+    if its is None:
+        return _faulty("OneFlow", "does not import", _end(found, "import oneflow"))
+    if its["fault"]:
+        return _faulty("OneFlow", its["version"] or "not installed", Fault(*its["fault"]))
+    return Check("OneFlow", "ok", f"{its['version']}, {its['build']}")
+
+
+def _end(found: Found, statement: str) -> Fault:
+    """The fault that the process which looked did not survive."""
+    ended, stage = found.get("ended", "said nothing"), found.get("stage", "starting")
+    return Fault(f"The process that looked, while {stage}, {ended}", _by_hand(statement))
+
+
+def _python(oneflow: Check) -> Check:
+    system = f"{platform.system()} {platform.machine()}"
+    found = f"{platform.python_version()} on {system}, {sys.executable}"
+    if sys.version_info < (3, 9):  # noqa: UP036  for which there are wheels of OneFlow
+        return Check("Python", "!!", found, WHEELS, NEW_ENVIRONMENT)
+    if oneflow.state == "ok" or fits(sys.version_info[:2], system):
+        return Check("Python", "ok", found)
+    return Check("Python", "!!", found, f"{WHEELS}: see OneFlow")
+
+
+def _numpy(its: Found | None, oneflow: Check) -> Check:
+    if its is None:
+        return _not_checked("numpy", "the process that looked has ended")
+    version = its["version"]
+    if oneflow.state == "!!" and (version is None or numbers(version) >= (2,)):
+        found = version or "not installed"
+        return Check("numpy", "!!", found, "OneFlow 0.9.0 was built for numpy 1: see OneFlow")
+    return _imported("numpy", its, "numpy<2") or Check("numpy", "ok", version)
+
+
+def _library(name: str, its: Found | None) -> Check:
+    if its is None:
+        return _not_checked(name, "the process that looked has ended")
+    if fault := fault_of(name, its["version"]):
+        return _faulty(name, its["version"] or "not installed", fault)
+    found = its["version"]
+    if name == "wrapt":
+        # The hook is a plain function that wrapt puts on, no proxy of wrapt's: it is as fast so.
+        with_it = "with" if its.get("extension") else "without"
+        found += f", {with_it} its C extension, which autoglobal has no need of"
+    return _imported(name, its, name) or Check(name, "ok", found)
+
+
+def _imported(name: str, its: Found, requirement: str) -> Check | None:
+    if its["error"] is None:
+        return None
+    cause = f"{name} is installed and does not import ({its['error']})"
+    cure = pip_install("--force-reinstall", "--no-deps", requirement)
+    return Check(name, "!!", its["version"] or "", cause, cure)
+
+
+def launcher(env: Mapping[str, str]) -> Check:
+    """What the variables that a launcher sets mean for a process that has them."""
+    there = [name for name in probe.LAUNCHER if name in env]
+    shown = ", ".join(f"{name}={env[name]}" for name in there)
+    missing = [name for name in NECESSARY if name not in env]
+    cure = shlex.join(["unset", *there])
+    if len(missing) == len(NECESSARY):
+        return Check("launcher", "ok", "1 rank: no launcher has set its variables here")
+    if missing:
+        cause = f"Without {' and '.join(missing)} OneFlow takes this process for the only rank"
+        return Check("launcher", "!!", shown, cause, cure)
+    try:
+        world, rank, _ = (int(env[name]) for name in ("WORLD_SIZE", "RANK", "MASTER_PORT"))
+    except ValueError:
+        return Check("launcher", "!!", shown, "Expected: whole numbers, and an address", cure)
+    if (world, rank) == (1, -1):
+        return Check("launcher", "ok", "1 rank: OneFlow has set the variables, in a parent process")
+    if not 0 <= rank < world:
+        return Check("launcher", "!!", shown, f"Expected: RANK from 0 to {world - 1}", cure)
+    return Check("launcher", "ok", f"rank {rank} of {world} ({shown})")
+
+
+def _way(found: Found) -> Check:
+    its = found.get("way")
+    if its is None:
+        return _faulty("Parameters", "cannot be converted", _end(found, "import autoglobal"))
+    if its["error"]:
+        fault = Fault(its["error"], _by_hand("import autoglobal"))
+        return _faulty("Parameters", "cannot be converted", fault)
+    if its["in_place"]:
+        return Check("Parameters", "ok", "are changed in place")
+    return Check("Parameters", "ok", "new ones take their place")
+
+
+def cuda(found: Found) -> Check:
+    """Which devices the process that looked has found, and whether kernels ran on them."""
+    if "devices" not in found:
+        return _faulty("CUDA", "", _end(found, "import oneflow; oneflow.cuda.device_count()"))
+    if found["devices"] == 0:
+        return _no_device(found["oneflow"]["build"], environ.get("CUDA_VISIBLE_DEVICES"))
+    devices = [found[name] for i in range(found["devices"]) if (name := f"cuda:{i}") in found]
+    shown = [f"{one['name']} ({'.'.join(map(str, one['capability']))})" for one in devices]
+    for one, what in zip(devices, shown):
+        error = one.get("error", found.get("ended"))
+        if error:
+            cause = f"A kernel does not run on {what}: {error}. {KERNELS}"
+            cure = "export CUDA_VISIBLE_DEVICES=  # and placements on CPU"
+            return Check("CUDA", "!!", ", ".join(shown), cause, cure)
+    return Check("CUDA", "ok", f"{', '.join(shown)}; kernels run")
+
+
+def _no_device(build: str, visible: str | None) -> Check:
+    if visible is not None:
+        return Check("CUDA", "ok", f"no device (CUDA_VISIBLE_DEVICES={visible}), CPU ranks only")
+    if Path("/dev/nvidia0").exists() and "for CUDA" in build:
+        cause = f"The driver does not serve OneFlow, which is {build}: see what it says"
+        return Check("CUDA", "!!", "a device that OneFlow does not see", cause, "nvidia-smi")
+    return Check("CUDA", "ok", "no device, CPU ranks only")
+
+
+def _self_test(timeout: float) -> Check:
+    if fault := selftest.run(timeout):
+        return _faulty("self-test", "failed", fault)
+    done = f"{selftest.RANKS} CPU ranks have converted a Parameter and trained it for a step"
+    return Check("self-test", "ok", done)

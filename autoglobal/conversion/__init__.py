@@ -1,0 +1,1 @@
+"""The conversion of a value: plan, apply, record."""

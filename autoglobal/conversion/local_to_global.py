@@ -1,0 +1,99 @@
+"""``local_to_global``: a module that exists already."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from ..layout.spec import (
+    TIMEOUT,
+    Buffers,
+    Existing,
+    GlobalSpec,
+    Source,
+    Unsplittable,
+    check_flag,
+    check_module,
+)
+from .meter import mark
+from .session import Session
+
+M = TypeVar("M")
+
+
+def local_to_global(
+    module: M,
+    placement: Any,
+    sbp: Any,
+    *,
+    source: Source = "full",
+    existing: Existing = "keep",
+    buffers: Buffers = "broadcast",
+    unsplittable: Unsplittable = "error",
+    same_placement: bool = False,
+    check: bool = True,
+    timeout: float = TIMEOUT,
+    progress: bool = False,
+) -> M:
+    """Make global, in place, what is local in a module and all below it; return the module.
+
+    ::
+
+        import oneflow as flow
+        from oneflow import nn
+        from autoglobal import local_to_global
+
+        P, B, S0 = flow.placement("cpu", ranks=[0]), flow.sbp.broadcast, flow.sbp.split(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4))
+        model[0].to_global(P, B)                # global already: stays as it is
+        local_to_global(model, P, {"*.weight": S0, "*": B})
+        assert model[0].weight.sbp == (B,) and model[1].weight.sbp == (S0,)
+
+    Where ``Module.to_global`` overwrites the sbp of what is global already and
+    ``module._apply(...)`` leaves an RNN's cache and an optimizer with the old Parameters
+    (Oneflow-Inc/oneflow#8869), here tied weights stay tied, and gradients, frozen Parameters,
+    buffers and caches come along. Every rule and shape is checked before the first tensor
+    changes. Every rank has to call it.
+
+    Args:
+        module: an ``nn.Module``.
+        placement, sbp, source, existing, buffers, unsplittable, same_placement, check, timeout: as
+            in :class:`autoglobal.global_scope`. The paths that patterns and a callable ``sbp`` see
+            start below ``module``: ``"blocks.0.attn.weight"``.
+        progress: show a tqdm bar, on rank 0.
+
+    Raises:
+        SpecTypeError, SpecError: as :class:`autoglobal.global_scope` does.
+        ConversionError: what is in the module cannot become global as asked for; on every rank,
+            with everything as it was before. Also for a module that is wrapped for
+            ``DistributedDataParallel``.
+        DivergenceError: the ranks' modules are not alike, or another rank refused; on all others.
+
+    Warns:
+        UnusedRuleWarning: a pattern of ``sbp`` matched nothing.
+        TiedRulesWarning: the rules differ over a tensor that is tied; the first met is taken.
+    """
+    check_module(module, "local_to_global")
+    check_flag("progress", progress)
+    session = Session(
+        GlobalSpec(
+            placement=placement,
+            sbp=sbp,
+            source=source,
+            existing=existing,
+            buffers=buffers,
+            unsplittable=unsplittable,
+            same_placement=same_placement,
+            check=check,
+            timeout=timeout,
+        )
+    )
+    start = mark()
+    try:
+        with session.telling(f"local_to_global of {type(module).__name__}"):
+            session.convert_tree(module, progress)
+    finally:
+        session.meter.add_since(start)
+        session.close()
+    session.tell_end(lambda: f"local_to_global of {type(module).__name__}")
+    session.warn(stacklevel=2)
+    return module

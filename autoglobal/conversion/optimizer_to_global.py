@@ -1,0 +1,212 @@
+"""``optimizer_to_global``: what an optimizer holds follows its Parameters."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
+
+import oneflow as flow
+
+from .._text import received
+from ..errors import ConversionError, SpecTypeError, SplitUpdateWarning
+from ..layout.rules import BROADCAST, show_sbp, split_axis
+from ..layout.spec import TIMEOUT, GlobalSpec, Shape, Source
+from ..ranks.agreement import Event, Line, agree
+from ..ranks.collectives import gather, this_rank
+from ..tensors.batch import settle
+from ..tensors.convert import Tensor
+from ..tensors.pieces import Piece
+from .memo import replacement
+
+O = TypeVar("O")  # noqa: E741
+
+
+def optimizer_to_global(optimizer: O) -> O:
+    """Bring the state of an optimizer to where its Parameters are now; return the optimizer.
+
+    ::
+
+        import oneflow as flow
+        from oneflow import nn
+        from autoglobal import local_to_global, optimizer_to_global
+
+        model = nn.Linear(4, 4)
+        optimizer = flow.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        model(flow.ones(2, 4)).sum().backward()
+        optimizer.step()                        # from here on it holds local averages
+        local_to_global(model, flow.placement("cpu", ranks=[0]), flow.sbp.broadcast)
+        optimizer_to_global(optimizer)          # and goes on as if nothing had happened
+
+    Momentum, averages and sums of a Parameter that is global become global with its placement
+    and sbp: a state tensor of the Parameter's logical shape is taken as the whole (the first
+    rank's values count), one of the shape of its local component as that component. State that is
+    global and lies elsewhere, as after ``existing="convert"``, follows too; the state of local
+    Parameters stays. Where OneFlow replaces Parameters
+    (1.0 and later), the optimizer's groups get the new ones. Every rank has to call it.
+
+    Raises:
+        SpecTypeError: ``optimizer`` is not a ``flow.optim.Optimizer``.
+        ConversionError: a state tensor has another shape than its Parameter; raised on all ranks,
+            and nothing has changed.
+
+    Warns:
+        SplitUpdateWarning: ``LAMB`` with a split Parameter, which OneFlow 0.9.0 does not move.
+    """
+    if not isinstance(optimizer, flow.optim.Optimizer):
+        raise SpecTypeError(
+            f"optimizer must be a flow.optim.Optimizer. Received: optimizer={received(optimizer)}. "
+            "Write, for example, optimizer_to_global(flow.optim.SGD(model.parameters(), lr=0.1))"
+        )
+    follow = _Follow(optimizer)
+    follow.agree()
+    follow.apply()
+    if isinstance(optimizer, flow.optim.LAMB):
+        for label, parameter in follow.parameters():
+            if parameter.is_global and any(split_axis(one) is not None for one in parameter.sbp):
+                warnings.warn(
+                    f"{label}: LAMB of OneFlow 0.9.0 does not move a Parameter that is split. "
+                    f"Expected: broadcast. Received: {show_sbp(parameter.sbp)}. Make it broadcast, "
+                    "or use another optimizer",
+                    SplitUpdateWarning,
+                    stacklevel=2,
+                )
+                break
+    return optimizer
+
+
+# What a state tensor is to become, as the ranks tell each other.
+_WHOLE, _PART, _COUNTER, _MISFIT, _UNKNOWN = range(5)
+_WORDS = ("the whole", "its component", "one number", "another shape", "")
+
+
+@dataclass
+class _State:
+    """One state tensor that has to move."""
+
+    label: str
+    holder: dict[str, Any]
+    name: str
+    parameter: Tensor
+
+    @property
+    def value(self) -> Tensor:
+        return self.holder[self.name]
+
+    @cached_property
+    def part(self) -> Shape:
+        return tuple(self.parameter.to_local().shape)
+
+    @property
+    def is_member(self) -> bool:
+        return this_rank() in self.parameter.placement.ranks
+
+    def kind(self) -> int:
+        """What it is by this rank's own shape, which counts on the ranks of the placement only."""
+        shape = tuple(self.value.shape)
+        if self.value.is_local and not self.is_member:
+            return _UNKNOWN
+        if shape == tuple(self.parameter.shape):
+            return _WHOLE
+        if self.value.is_local and shape == self.part:
+            return _PART
+        return _COUNTER if shape == () else _MISFIT
+
+    def piece(self, kind: int) -> Piece:
+        """How it becomes what the ranks have settled that it is."""
+        source: Source = "shard" if kind == _PART else "full"
+        spec = GlobalSpec(self.parameter.placement, list(self.parameter.sbp), source=source)
+        sbp = spec.whole() if kind == _COUNTER else self.parameter.sbp
+        value = self.value
+        if value.is_local and not self.is_member:  # what it has here counts for nothing
+            shape = () if kind == _COUNTER else tuple(self.parameter.shape)
+            value = flow.empty(shape, dtype=value.dtype)
+        piece = Piece(f"{self.label}.{self.name}", "state", value, spec, sbp)
+        if kind == _PART:
+            piece.logical = tuple(self.parameter.shape)
+        return piece
+
+    def complaint(self, kinds: Sequence[int]) -> str:
+        """What is wrong with it; ``kinds`` are those of all ranks."""
+        mine = this_rank()
+        differing = [rank for rank, kind in enumerate(kinds) if kind not in (kinds[mine], _UNKNOWN)]
+        other = max(differing, key=lambda rank: kinds[rank], default=mine)  # a misfit, if any
+        theirs = "" if other == mine else f"; on rank {other}: {_WORDS[kinds[other]]}"
+        return (
+            f"{self.label}: its optimizer state {self.name!r} does not fit. Expected, alike on all "
+            f"ranks: shape {tuple(self.parameter.shape)}, the whole, or {self.part}, this rank's "
+            f"component. Received on this rank (rank {mine}): shape {tuple(self.value.shape)}"
+            f"{theirs}. Make a new optimizer"
+        )
+
+
+class _Follow:
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        self._states = [
+            _State(label, holder, name, now)
+            for label, parameter in self._groups()
+            if (now := _now(parameter)).is_global
+            for holder in [optimizer._state.get(parameter, {})]
+            for name, value in holder.items()
+            if isinstance(value, flow.Tensor) and _is_elsewhere(value, now)
+        ]
+        self._kinds: list[int] = []
+
+    def _groups(self) -> Iterator[tuple[str, Tensor]]:
+        for g, group in enumerate(self._optimizer.param_groups):
+            for p, parameter in enumerate(group.parameters):
+                yield f"Parameter {p} of group {g}", parameter
+
+    def parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Each Parameter as it is now, with a label."""
+        return ((label, _now(parameter)) for label, parameter in self._groups())
+
+    def _event(self) -> Event:
+        kind = type(self._optimizer).__name__
+        return Event("optimizer", Line(kind, f"optimizer_to_global of {kind}"), TIMEOUT)
+
+    def agree(self) -> None:
+        """Settle what each state is, or raise on all ranks where one has state that misfits."""
+        if not self._states:
+            return  # nothing to follow, and nobody is told
+        event = self._event()
+        event.lines = [
+            Line(state.label, f"state {state.name!r} of {state.label}") for state in self._states
+        ]
+        agree(event)
+        told = list(zip(*gather([state.kind() for state in self._states])))
+        for state, kinds in zip(self._states, told):
+            # By what all ranks said, so that those outside the placement raise as well.
+            known = {kind for kind in kinds if kind != _UNKNOWN}
+            if len(known) > 1 or _MISFIT in known:
+                raise ConversionError(state.complaint(kinds))
+        self._kinds = [min(kinds) for kinds in told]
+
+    def apply(self) -> None:
+        if self._states:
+            pieces = [state.piece(kind) for state, kind in zip(self._states, self._kinds)]
+            settle([piece for piece in pieces if piece.way != "own"], self._event())
+            for state, piece in zip(self._states, pieces):
+                state.holder[state.name] = piece.make() if piece.way == "own" else piece.made
+        for group in self._optimizer.param_groups:
+            for p, parameter in enumerate(group.parameters):
+                now = _now(parameter)
+                if now is not parameter:
+                    group.parameters[p] = now
+                    self._optimizer._state[now] = self._optimizer._state.pop(parameter, {})
+
+
+def _is_elsewhere(value: Tensor, parameter: Tensor) -> bool:
+    if value.is_local:
+        return True
+    # A counter stays broadcast.
+    sbp = parameter.sbp if value.ndim else (BROADCAST,) * len(parameter.sbp)
+    return bool(value.placement != parameter.placement or value.sbp != sbp)
+
+
+def _now(parameter: Tensor) -> Tensor:
+    new = None if parameter.is_global else replacement(parameter)
+    return parameter if new is None else new

@@ -1,0 +1,1 @@
+"""What is asked for: sbp, placement and rules, and the arithmetic of components."""

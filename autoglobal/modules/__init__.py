@@ -1,0 +1,1 @@
+"""``nn.Module`` as a tree: what it registers, and the hook on its methods."""

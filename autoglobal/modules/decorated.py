@@ -1,0 +1,54 @@
+"""The classes that are decorated, and what each of them asks for."""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Protocol
+from weakref import ref
+
+from ..layout.spec import GlobalSpec
+from .registry import Module
+
+
+class ClassHandler(Protocol):
+    """What a decorated class does with what is assigned to its instances.
+
+    One with a ``spec`` states its layout and keeps it inside a scope; one without follows.
+    """
+
+    spec: Optional[GlobalSpec]
+
+    def on_assign(self, forward: Any, module: Any, via: str, name: Any, value: Any) -> Any: ...
+
+
+# By id and not in a WeakKeyDictionary: a metaclass may have an __eq__ and no __hash__.
+_known: dict[int, tuple[ref[type], ClassHandler]] = {}
+
+
+def put(kind: type, handler: ClassHandler) -> bool:
+    """Remember a class; False where it is known already, with another handler from now on."""
+    key = id(kind)
+    new = key not in _known
+
+    def forget(gone: ref[type]) -> None:
+        if key in _known and _known[key][0] is gone:
+            del _known[key]
+
+    _known[key] = (ref(kind, forget), handler)
+    return new
+
+
+def handler_of(kind: type) -> ClassHandler | None:
+    """The handler of a class, or of the nearest of its bases that has one."""
+    if not _known:
+        return None
+    for one in kind.__mro__:
+        found = _known.get(id(one))
+        if found is not None:
+            return found[1]
+    return None
+
+
+def stated_spec(module: Module) -> GlobalSpec | None:
+    """What the module's class states, if it does."""
+    handler = handler_of(type(module))
+    return None if handler is None else handler.spec

@@ -1,0 +1,223 @@
+"""Puts a hook on ``oneflow.nn.Module`` with wrapt and takes it off again.
+
+The only file that imports wrapt. The hook decides whether a call concerns a scope, never what
+happens then. What it puts on is a plain function, not a wrapt ``FunctionWrapper``: it costs a
+plain attribute about a tenth where a ``FunctionWrapper`` doubles the time (``make bench``).
+"""
+
+from __future__ import annotations
+
+import threading
+import types
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any, Optional, Protocol, cast
+from weakref import ref
+
+import wrapt
+from oneflow import Tensor
+from oneflow.nn import Module, Parameter
+
+from ..commands.needs import fault_of
+from .registry import PASSES_ON
+
+if fault := fault_of("wrapt", getattr(wrapt, "__version__", "0")):
+    raise ImportError(str(fault))
+
+Forward = Callable[[], Any]
+
+
+class Handler(Protocol):
+    """What a scope offers to the hook."""
+
+    def on_assign(self, forward: Forward, module: Any, via: str, name: Any, value: Any) -> Any:
+        """Return ``forward()``, which has ``module`` register the Tensor or Module ``value``.
+
+        ``via`` is the method of ``nn.Module`` that was called.
+        """
+
+
+# The handler in force for a module: by this thread and task, or by the module's class.
+Find = Callable[[Any], Optional[Handler]]
+Wrapper = Callable[..., Any]
+
+# Most assignments are of these, and none of them can be a Tensor or a Module.
+_PLAIN = frozenset(
+    {int, float, bool, str, bytes, type(None), tuple, list, dict, set, frozenset, slice, range}
+    | {types.FunctionType, types.BuiltinFunctionType, types.MethodType, partial, type}
+)
+_ABSENT: Any = object()
+_TENSORS = (Parameter, Tensor)  # these very types; of others is_global may be anything
+# Not empty while some scope wants to see global tensors too; nearly always it is empty, and the
+# hook's quick way out need not ask whose scope this is.
+_watchers: list[None] = []
+
+
+def _setattr_hook(wrapped: Wrapper, find: Find, via: str) -> Wrapper:
+    # No lambda below: a variable that it captures makes every call of the hook slower.
+    @wraps(wrapped)
+    def __setattr__(self: Any, name: str, value: Any) -> Any:
+        # The quick ways out, the most hurried first.
+        kind = type(value)
+        if kind in _TENSORS:
+            if value.is_global and not _watchers:
+                return wrapped(self, name, value)
+        elif kind in _PLAIN:
+            return wrapped(self, name, value)
+        if not isinstance(value, (Tensor, Module)) or (handler := find(self)) is None:
+            return wrapped(self, name, value)
+        return handler.on_assign(partial(wrapped, self, name, value), self, via, name, value)
+
+    return __setattr__
+
+
+def _register_hook(wrapped: Wrapper, find: Find, via: str, keyword: str) -> Wrapper:
+    names = ("self", "name", keyword)
+
+    # The named arguments are for speed: OneFlow's __setattr__ calls register_parameter with two.
+    @wraps(wrapped)
+    def register(
+        self: Any = _ABSENT,
+        name: Any = _ABSENT,
+        value: Any = _ABSENT,
+        /,
+        *rest: Any,
+        **kwargs: Any,
+    ) -> Any:
+        if type(value) in _TENSORS and value.is_global and not (_watchers or rest or kwargs):
+            return wrapped(self, name, value)
+        # Forwarded in the shape in which the call came, a wrong one too.
+        args = tuple(one for one in (self, name, value) if one is not _ABSENT) + rest
+        call = {**kwargs, **dict(zip(names, args))}
+        value, owner = call.get(keyword), call.get("self")
+        if not isinstance(value, (Tensor, Module)) or (handler := find(owner)) is None:
+            return wrapped(*args, **kwargs)
+        forward = partial(wrapped, *args, **kwargs)
+        return handler.on_assign(forward, owner, via, call.get("name"), value)
+
+    return register
+
+
+_METHODS: dict[str, Callable[[Wrapper, Find], Wrapper]] = {
+    "__setattr__": partial(_setattr_hook, via="__setattr__"),
+    **{
+        via: partial(_register_hook, via=via, keyword=keyword)
+        for via, keyword in (
+            ("register_parameter", "param"),
+            ("register_buffer", "tensor"),
+            ("add_module", "module"),
+        )
+    },
+}
+
+
+def watch_global() -> None:
+    """From now on, show handlers global tensors too."""
+    _watchers.append(None)
+
+
+class Installer:
+    """Keeps the hook on ``nn.Module`` while at least one user of it is there, in any thread."""
+
+    def __init__(self, find: Find) -> None:
+        self._find = find
+        self._lock = threading.Lock()
+        self._users = 0
+        self._wrappers: dict[str, Wrapper] = {}
+        # Weak: a wrapper that nobody else holds cannot come back.
+        self._left_on: list[tuple[str, ref[Wrapper]]] = []
+
+    def renew_lock(self) -> None:
+        """After a fork: the thread that may have held it is not in the child."""
+        self._lock = threading.Lock()
+
+    def acquire(self, watch_global: bool) -> None:
+        """Put the hook on if it is not; ``watch_global``: with the tensors that are global."""
+        with self._lock:
+            if self._users == 0:
+                self._take_off()
+                for name, factory in _METHODS.items():
+                    # wrapt's types ask for a proxy; a plain function is one of its documented uses.
+                    self._wrappers[name] = wrapt.wrap_object(
+                        Module, name, cast(Any, factory), (self._find,)
+                    )
+            self._users += 1
+            if watch_global:
+                _watchers.append(None)
+
+    def release(self, watch_global: bool) -> None:
+        """Undo one :meth:`acquire` of the same argument; the last one takes the hook off."""
+        with self._lock:
+            if watch_global:
+                _watchers.pop()
+            self._users -= 1
+            if self._users == 0:
+                self._left_on += [(name, ref(wrapper)) for name, wrapper in self._wrappers.items()]
+                wrappers, self._wrappers = self._wrappers, {}
+                self._take_off()
+                del wrappers
+
+    def _take_off(self) -> None:
+        # Another library's wrapper on top of ours is left alone: wrapt splices ours out below its
+        # own kind of wrapper. Below a plain function ours stays, does nothing without a scope,
+        # and is tried again later: who took off a wrapper may have put ours back.
+        self._left_on = [left for left in self._left_on if not _is_off(*left)]
+
+
+# Where ours lies below a plain function, which may or may not say what it wraps, or below so many
+# wrappers that wrapt does not look that deep.
+_BELOW = (
+    wrapt.WrapperNotOutermostError,
+    wrapt.WrapperNotFoundError,
+    wrapt.WrapperChainTooDeepError,
+)
+
+
+def _is_off(name: str, wrapper: ref[Wrapper]) -> bool:
+    ours = wrapper()
+    if ours is None:
+        return True
+    try:
+        wrapt.unwrap_object(Module, name, ours)
+    except _BELOW:
+        return False
+    return True
+
+
+def put_on_class(kind: type, find: Find) -> None:
+    """Put the hook on one class for good; its subclasses' instances come to it too."""
+    for name, factory in _METHODS.items():
+        inherited = name not in vars(kind)
+        if inherited:
+            # Not the method that is there now: a scope's hook, or another library's, may come on
+            # to Module later, and go.
+            setattr(kind, name, _inherited(kind, name))
+        wrapt.wrap_object(kind, name, cast(Any, factory), (find,))
+        if inherited and name == "__setattr__" and kind.__bases__ == (Module,):
+            wrapt.wrap_object(kind, name, cast(Any, _short_cut), (kind,))
+
+
+def _short_cut(wrapped: Wrapper, kind: type) -> Wrapper:
+    # For the many plain attributes: no super() where nothing can stand between kind and Module.
+    @wraps(wrapped)
+    def __setattr__(self: Any, name: str, value: Any) -> Any:
+        if type(value) in _PLAIN and type(self) is kind:
+            return Module.__setattr__(self, name, value)
+        return wrapped(self, name, value)
+
+    return __setattr__
+
+
+def _inherited(kind: Any, name: str) -> Wrapper:
+    def __setattr__(self: Any, name: str, value: Any) -> None:
+        super(kind, self).__setattr__(name, value)
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(super(kind, self), name)(*args, **kwargs)
+
+    forward: Any = __setattr__ if name == "__setattr__" else method
+    original = getattr(Module, name)
+    forward.__name__, forward.__qualname__ = name, original.__qualname__
+    forward.__doc__ = original.__doc__
+    setattr(forward, PASSES_ON, True)
+    return cast(Wrapper, forward)

@@ -1,0 +1,1 @@
+"""Messages between ranks: collectives, agreement, and the watchdog that ends a wait."""

@@ -1,0 +1,182 @@
+"""One tensor of a picture: its logical shape, cut over the ranks that hold the parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..layout.parts import Cell, Part, cells_of, drawn_axes, parts_of, show_holders, show_ranks
+from ..layout.rules import PARTIAL_SUM, show_sbp
+from .rows import Row, kind_of, layout_of, shown
+from .svg import NOBODYS, Canvas, colour, cut, hint, number, shortened, text_width
+
+WIDTH = 300
+_EDGE = 14  # between a panel's frame and what is in it
+_LEFT, _TOP = _EDGE + 16, 97  # of the tensor
+_LINE = 15
+_INSIDE = WIDTH - 2 * _EDGE
+_ROOM = WIDTH - _LEFT - _EDGE  # the greatest width of a tensor
+_HEIGHT, _HIGHEST, _LOWEST = 120, 280, 30  # the usual height, that of many parts, and the least
+_FLAT, _STEEP = 0.36, 2.5  # a tensor's height for its width, at the least and the most
+_SIZES = (12, 11, 10, 9, 8, 7)  # of the text in a part
+
+
+class Panel(NamedTuple):
+    """What is drawn of one tensor, and how high it is."""
+
+    canvas: Canvas
+    height: float
+
+
+def panel_of(row: Row, place: str) -> Panel:
+    """The picture of one tensor; ``place`` names its placement."""
+    canvas = Canvas()
+    layout = f"local, {row.device}" if row.sbp is None else f"{show_sbp(row.sbp)} on {place}"
+    for y, text, kind in (
+        (22, row.path, "strong"),
+        (38, f"{row.owner}, {kind_of(row)}", "soft"),
+        (53, f"{row.shape} {row.dtype_name}", "soft"),
+        (68, layout, "warn" if row.sbp is None else ""),
+    ):
+        _line(canvas, y, text, kind)
+    bottom, notes = _scalar(canvas, row) if row.shape == () else _tensor(canvas, row)
+    if row.sbp is None:
+        notes.append("each rank has one of its own")
+    elif PARTIAL_SUM in row.sbp:
+        notes.append("partial_sum: add up what + joins")
+    if row.tied:
+        notes.append(f"also {', '.join(row.tied)}")
+    for note in notes:
+        bottom += _LINE
+        canvas.text(_EDGE, bottom, cut(shown(note), _INSIDE), "soft")
+    return Panel(canvas, bottom + _EDGE)
+
+
+def frame(panel: Panel, height: float) -> None:
+    """Put a frame of this height around it."""
+    panel.canvas.box(0.5, 0.5, WIDTH - 1, height - 1, "panel", rx="6")
+
+
+def _line(canvas: Canvas, y: float, text: str, kind: str) -> None:
+    whole = shown(text)
+    line = canvas.text(_EDGE, y, shortened(whole, _INSIDE), kind)
+    if line.text != whole:
+        hint(line, whole)
+
+
+def _parts(row: Row) -> list[Part]:
+    if row.placement is None or row.sbp is None:
+        return []
+    return parts_of(row.shape, row.sbp, layout_of(row.placement))
+
+
+def _scalar(canvas: Canvas, row: Row) -> tuple[float, list[str]]:
+    """Draw a tensor without axes; return where it ends, and what there is to say of it."""
+    x, y = _LEFT + 10, _TOP - 8
+    if row.placement is None:
+        canvas.dot(x, y, 7, "line local")
+        canvas.text(x + 18, y + 4, "local", "soft")
+    for part in _parts(row):  # one, since there is nothing to split
+        kind = "part sum" if len(part.summands) > 1 else "part"
+        hint(canvas.dot(x, y, 7, kind, fill=_colour(part, alone=True)), _told(part))
+        canvas.text(x + 18, y + 4, show_holders(part))
+    return y + 8, []
+
+
+def _tensor(canvas: Canvas, row: Row) -> tuple[float, list[str]]:
+    """The same for a tensor that has axes."""
+    axes = drawn_axes(row.shape, row.sbp or ())
+    logical = tuple(row.shape[axis] for axis in axes)
+    cells = cells_of(_parts(row), axes)
+    width, height = _size(logical, cells)
+    _name_axes(canvas, row, axes, height)
+    hidden = ", ".join(str(axis) for axis in range(len(row.shape)) if axis not in axes)
+    notes = [f"axes not drawn: {hidden}"] if hidden else []
+    if row.placement is None or 0 in row.shape:
+        who = "local" if row.placement is None else show_ranks(layout_of(row.placement).members)
+        canvas.box(_LEFT, _TOP, width, height, "line local")
+        text = f"{who}{': no elements' * (0 in row.shape)}"
+        canvas.text(_LEFT + 8, _TOP + 20, text, "soft")
+        return _TOP + height, notes
+    if any(len(cell.parts) > 1 for cell in cells):
+        notes.append("| between what is cut along these")
+    scale = width / logical[-1], height / (logical[0] if len(logical) == 2 else 1)
+    boxes = [_box(cell, scale) for cell in cells]
+    size = next((one for one in _SIZES if all(_fits(box, one) for box in boxes)), None)
+    for box in boxes:
+        _draw(canvas, box, size, alone=len(boxes) == 1)
+    if size is None:
+        notes.insert(0, f"{len(cells)} parts, in order: {_in_order(cells)}")
+    return _TOP + height, notes
+
+
+def _in_order(cells: Sequence[Cell]) -> str:
+    if all(cell.label == str(cell.first) for cell in cells):
+        return show_ranks([cell.first for cell in cells])
+    return "; ".join(cell.label for cell in cells)
+
+
+def _size(logical: tuple[int, ...], cells: Sequence[Cell]) -> tuple[float, float]:
+    """The width and the height: in proportion, as far as that can be seen and written in."""
+    rows, columns = (max(1, len({cell.starts[axis] for cell in cells})) for axis in (0, 1))
+    longest = max((text_width(cell.label, 9) for cell in cells), default=0) + 8
+    if len(logical) == 1:
+        upright = columns * longest > _ROOM >= columns * 12
+        return _ROOM, min(longest, _HEIGHT) if upright else _LOWEST
+    down, across = (max(1, length) for length in logical)
+    ratio = min(max(down / across, _FLAT), _STEEP)
+    width = min(_ROOM, _HEIGHT / ratio)
+    height = min(_HIGHEST, max(width * ratio, rows * 16))
+    return min(_ROOM, max(width, 90, columns * longest)), height
+
+
+def _name_axes(canvas: Canvas, row: Row, axes: tuple[int, ...], height: float) -> None:
+    *down, across = (f"axis {axis}: {row.shape[axis]}" for axis in axes)
+    canvas.text(_LEFT, _TOP - 7, f"{across} \N{RIGHTWARDS ARROW}", "soft", size=10)
+    for name in down:
+        text = shortened(f"\N{LEFTWARDS ARROW} {name}", height, 10)
+        x, y = _LEFT - 7, _TOP + height
+        canvas.text(x, y, text, "soft", size=10, transform=f"rotate(-90 {x} {number(y)})")
+
+
+class _Box(NamedTuple):
+    """Where a cell is drawn."""
+
+    cell: Cell
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+def _box(cell: Cell, scale: tuple[float, float]) -> _Box:
+    across, down = scale
+    x, y = _LEFT + across * cell.starts[1], _TOP + down * cell.starts[0]
+    return _Box(cell, x, y, across * cell.lengths[1], down * cell.lengths[0])
+
+
+def _fits(box: _Box, size: float) -> bool:
+    """Whether the label can be written into it, from left to right or upwards."""
+    long, high = text_width(box.cell.label, size) + 4, size + 2
+    return min(box.width, box.height) >= high and max(box.width, box.height) >= long
+
+
+def _draw(canvas: Canvas, box: _Box, size: float | None, alone: bool) -> None:
+    cell, x, y, width, height = box
+    kind = "part sum" if cell.is_sum else "part"
+    drawn = canvas.box(x, y, width, height, kind, fill=_colour(cell.parts[0], alone))
+    hint(drawn, "; ".join(map(_told, cell.parts)))
+    if size is not None:
+        up = text_width(cell.label, size) + 4 > width
+        canvas.centred(x + width / 2, y + height / 2, cell.label, size, up=up)
+
+
+def _colour(part: Part, alone: bool) -> str:
+    """That of its first rank; what all ranks hold is nobody's."""
+    return NOBODYS if alone and len(part.ranks) > 1 else colour(part.ranks[0])
+
+
+def _told(part: Part) -> str:
+    ends = [start + length for start, length in zip(part.starts, part.lengths)]
+    slices = ", ".join(f"{start}:{end}" for start, end in zip(part.starts, ends))
+    return f"[{slices}] on rank {show_holders(part)}" if slices else f"rank {show_holders(part)}"

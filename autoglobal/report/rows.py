@@ -1,0 +1,193 @@
+"""The rows of a report: what one tensor is, and what of it lies on this rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, Optional
+
+from .._compat import dtype_name, item_size, nbytes_of
+from ..layout.rules import NdSbp, show_sbp
+from ..layout.spec import Layout, Shape
+from ..modules.registry import Module
+from ..modules.tree import Held, Loose
+
+
+@dataclass(frozen=True)
+class Row:
+    """One tensor of a module.
+
+    ``path`` is its first name and ``tied`` its other ones; ``owner`` the class of the module that
+    holds it; ``kind`` is ``"parameter"``, ``"buffer"``, or ``"attribute"`` for what is kept and
+    not registered. ``shape`` is the logical shape, ``component`` the shape of what lies on this
+    rank (``(0,)`` where the placement leaves it out) and ``nbytes`` its bytes. Of a local tensor
+    both shapes are its own, ``placement`` and ``sbp`` are None, and ``device`` says where it is.
+    ``saved`` is False for a buffer that is not persistent and for an attribute.
+    """
+
+    path: str
+    tied: tuple[str, ...]
+    owner: str
+    kind: Literal["parameter", "buffer", "attribute"]
+    saved: bool
+    requires_grad: bool
+    shape: Shape
+    component: Shape
+    dtype: Any
+    placement: Optional[Any]
+    sbp: Optional[NdSbp]
+    device: Optional[str]
+    nbytes: int
+
+    @property
+    def is_global(self) -> bool:
+        return self.placement is not None
+
+    @property
+    def logical_nbytes(self) -> int:
+        """The bytes of the whole tensor."""
+        return math.prod(self.shape) * item_size(self.dtype)
+
+    @property
+    def dtype_name(self) -> str:
+        return dtype_name(self.dtype)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it in types that JSON has."""
+        return {
+            "path": self.path,
+            "tied": list(self.tied),
+            "class": self.owner,
+            "kind": self.kind,
+            "saved": self.saved,
+            "requires_grad": self.requires_grad,
+            "global": self.is_global,
+            "shape": list(self.shape),
+            "component": list(self.component),
+            "dtype": self.dtype_name,
+            "placement": placement_dict(self.placement),
+            "sbp": None if self.sbp is None else [show_sbp((one,)) for one in self.sbp],
+            "device": self.device,
+            "nbytes": self.nbytes,
+        }
+
+
+@dataclass(frozen=True)
+class Total:
+    """How many tensors one placement has (None: how many are local), and their bytes.
+
+    ``nbytes`` are those on this rank, ``logical_nbytes`` those of the whole tensors.
+    """
+
+    placement: Optional[Any]
+    tensors: int
+    nbytes: int
+    logical_nbytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it in types that JSON has."""
+        return {**vars(self), "placement": placement_dict(self.placement)}
+
+
+@lru_cache(maxsize=64)
+def layout_of(placement: Any) -> Layout:
+    """Not checked: tensors are there, if perhaps on devices that this rank has none of."""
+    return Layout(placement)
+
+
+def rows_of(held: Iterable[Held]) -> tuple[Row, ...]:
+    """A row for each Parameter and buffer."""
+    return tuple(
+        _row(
+            names[0].path,
+            names[0].owner,
+            tensor,
+            tied=tuple(name.path for name in names[1:]),
+            kind="parameter" if any(name.kind == "parameter" for name in names) else "buffer",
+            saved=any(name.is_saved for name in names),
+        )
+        for tensor, names in held
+    )
+
+
+def loose_rows(loose: Iterable[Loose]) -> tuple[Row, ...]:
+    """A row for each tensor that is not registered."""
+    return tuple(
+        _row(path, owner, tensor, tied=(), kind="attribute", saved=False)
+        for path, owner, tensor in loose
+    )
+
+
+def totals_of(rows: Iterable[Row]) -> tuple[Total, ...]:
+    """One for each placement, in the order in which they are met, and one for what is local."""
+    by_placement: dict[Any, list[Row]] = {}
+    for row in rows:
+        by_placement.setdefault(row.placement, []).append(row)
+    return tuple(
+        Total(
+            placement,
+            tensors=len(there),
+            nbytes=sum(row.nbytes for row in there),
+            logical_nbytes=sum(row.logical_nbytes for row in there),
+        )
+        for placement, there in by_placement.items()
+    )
+
+
+def _row(path: str, owner: Module, tensor: Any, **known: Any) -> Row:
+    shape = tuple(tensor.shape)
+    known.update(path=path, owner=type(owner).__name__, shape=shape, dtype=tensor.dtype)
+    known["requires_grad"] = bool(tensor.requires_grad)
+    if tensor.is_local:
+        return Row(
+            **known,
+            component=shape,
+            placement=None,
+            sbp=None,
+            device=str(tensor.device),
+            nbytes=nbytes_of(tensor),
+        )
+    placement, sbp = tensor.placement, tuple(tensor.sbp)
+    layout = layout_of(placement)
+    component = layout.component(shape, sbp, layout.position)
+    return Row(
+        **known,
+        component=component,
+        placement=placement,
+        sbp=sbp,
+        device=None,
+        nbytes=math.prod(component) * item_size(tensor.dtype),
+    )
+
+
+def show_placement(placement: Any) -> str:
+    """``cpu [[0, 1], [2, 3]]``, or ``cpu [0, ..., 63]`` of more ranks along a dimension than 8."""
+    return f"{placement.type} {_show_ranks(placement.ranks.tolist())}"
+
+
+def _show_ranks(ranks: Any) -> str:
+    if not isinstance(ranks, list):
+        return str(ranks)
+    if len(ranks) > 8:
+        return f"[{_show_ranks(ranks[0])}, ..., {_show_ranks(ranks[-1])}]"
+    return f"[{', '.join(map(_show_ranks, ranks))}]"
+
+
+def placement_dict(placement: Any) -> dict[str, Any] | None:
+    """Its device type and its ranks, nested as its dimensions are."""
+    if placement is None:
+        return None
+    return {"type": placement.type, "ranks": placement.ranks.tolist()}
+
+
+def kind_of(row: Row) -> str:
+    """``parameter``, or ``buffer, not saved``."""
+    frozen = row.kind == "parameter" and not row.requires_grad
+    return f"{row.kind}{', frozen' * frozen}{', not saved' * (not row.saved)}"
+
+
+def shown(text: str) -> str:
+    """The text with what cannot be printed, such as codes for colours, written out."""
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)

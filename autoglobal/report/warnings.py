@@ -1,0 +1,162 @@
+"""What will bite in a module: told by a report before OneFlow tells it, or never does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Optional
+
+from oneflow import nn
+
+from ..layout.rules import NdSbp, show_sbp, split_axis
+from ..modules.tree import Held, Name
+from .rows import Row, layout_of, show_placement, totals_of
+
+_SHOWN = 4  # paths in one sentence
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that will bite: which one, the ``paths`` concerned (all of them), and a sentence.
+
+    ``kind`` is ``"local"`` (local tensors in a module that holds global ones), ``"attribute"``
+    (local tensors that are kept and not registered), ``"tied"`` (classes state different layouts
+    for one tensor), ``"placements"`` (there are several) or ``"statistics"`` (a BatchNorm's running
+    statistics that are split, and so never updated).
+    """
+
+    kind: Literal["local", "attribute", "tied", "placements", "statistics"]
+    paths: tuple[str, ...]
+    text: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it in types that JSON has."""
+        return {"kind": self.kind, "paths": list(self.paths), "text": self.text}
+
+
+def findings_of(
+    rows: Sequence[Row], attributes: Sequence[Row], held: Sequence[Held]
+) -> tuple[Finding, ...]:
+    """All that is found in what :func:`autoglobal.survey.held_by` and the rows say."""
+    return (
+        *_mixed(rows),
+        *_unregistered(attributes),
+        *_tied(held),
+        *_placements(rows),
+        *_statistics(rows, held),
+    )
+
+
+def _mixed(rows: Sequence[Row]) -> Iterator[Finding]:
+    local = tuple(row.path for row in rows if not row.is_global)
+    count = len(rows) - len(local)
+    if local and count:
+        there = (
+            f"{count} of the module's {len(rows)} tensors {'is' if count == 1 else 'are'} global"
+        )
+        yield Finding(
+            "local",
+            local,
+            f"local, while {there}: {_listed(local)}. An operation on both raises 'inconsistent "
+            "attributes'. Write local_to_global(module, placement, sbp)",
+        )
+
+
+def _unregistered(attributes: Sequence[Row]) -> Iterator[Finding]:
+    local = tuple(row.path for row in attributes if not row.is_global)
+    if local:
+        yield Finding(
+            "attribute",
+            local,
+            f"neither a Parameter nor a buffer, so that no conversion touches it: {_listed(local)}."
+            " It stays local and is not saved. Write register_buffer(name, tensor), nn.ModuleList "
+            "for a list of modules, or assign a global tensor",
+        )
+
+
+def _placements(rows: Sequence[Row]) -> Iterator[Finding]:
+    there = [total.placement for total in totals_of(rows) if total.placement is not None]
+    if len(there) < 2:
+        return
+    first = [next(row.path for row in rows if row.placement == one) for one in there]
+    where = _listed([f"{path} on {show_placement(one)}" for path, one in zip(first, there)])
+    yield Finding(
+        "placements",
+        tuple(first),
+        f"global tensors on {len(there)} placements: {where}. An operation on two of them raises. "
+        "Write x.to_global(placement, sbp) for what passes from one to "
+        "the other, or same_placement=True where there should be one only",
+    )
+
+
+def _statistics(rows: Sequence[Row], held: Sequence[Held]) -> Iterator[Finding]:
+    split = tuple(
+        row.path
+        for row, (_, names) in zip(rows, held)
+        if issubclass(type(names[0].owner), nn.modules.batchnorm._BatchNorm)
+        and row.kind == "buffer"
+        and _is_cut(row)
+    )
+    if split:
+        yield Finding(
+            "statistics",
+            split,
+            f"running statistics that are split: {_listed(split)}. OneFlow 0.9.0 never updates "
+            "them, and does not say so. Write buffers='broadcast', or to_global(sbp="
+            "flow.sbp.broadcast)",
+        )
+
+
+def _is_cut(row: Row) -> bool:
+    if row.placement is None or row.sbp is None:
+        return False
+    ranks = layout_of(row.placement).hierarchy
+    return any(split_axis(one) is not None and n > 1 for one, n in zip(row.sbp, ranks))
+
+
+def _tied(held: Iterable[Held]) -> Iterator[Finding]:
+    """Tensors that are held under classes which state different layouts.
+
+    Stated by ``@auto_global`` with a placement, that is: what the rules of some scope would wish
+    cannot be known here.
+    """
+    for tensor, names in held:
+        stated = [(name, wish) for name in names if (wish := _stated(name, tensor)) is not None]
+        for name, wish in stated[1:]:
+            first = stated[0]
+            if wish != first[1]:
+                yield Finding(
+                    "tied",
+                    (first[0].path, name.path),
+                    f"one tensor, for which two layouts are stated: {first[0].path} "
+                    f"({_show_wish(first)}) and {name.path} ({_show_wish((name, wish))}). "
+                    "What is converted first decides. Write the same layout for both",
+                )
+                break
+
+
+_Wish = tuple[Any, Optional[NdSbp]]  # a placement and an sbp; None: stays local
+
+
+def _stated(name: Name, tensor: Any) -> _Wish | None:
+    """What the classes above this name state for it, if they do."""
+    spec = name.level.spec
+    if spec is None:
+        return None
+    if name.kind == "buffer" and spec.buffers != "sbp":
+        return spec.placement, spec.whole() if spec.buffers == "broadcast" else None
+    rules = spec.rules
+    # A function is the caller's own code, and is not to be run by a look.
+    if rules.is_function or (rules.patterns and not rules.matching(name.owner, name.rule_path)):
+        return None
+    return spec.placement, rules.wish(name.path, name.owner, name.rule_path, tensor)[1]
+
+
+def _show_wish(stated: tuple[Name, _Wish]) -> str:
+    placement, sbp = stated[1]
+    return "local" if sbp is None else f"{show_sbp(sbp)} on {show_placement(placement)}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,1 @@
+"""Which scope is in force, and what it does with an assignment."""

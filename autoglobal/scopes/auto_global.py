@@ -1,0 +1,243 @@
+"""``auto_global``: what a scope does, for the instances of one class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, NoReturn, TypeVar, overload
+
+from oneflow import nn
+
+from .._text import received
+from ..conversion.session import Session
+from ..errors import ConversionError, SpecTypeError
+from ..layout.rules import BROADCAST
+from ..layout.spec import Buffers, Existing, GlobalSpec, Source, Unsplittable
+from ..modules import hook
+from ..modules.registry import Module, Slot, has_own_methods, slot_of, tensors
+from .stack import handle_class, installer, open_frames
+
+C = TypeVar("C", bound=type)
+
+
+class _Handler:
+    """What is done with an assignment to an instance of a decorated class."""
+
+    spec: GlobalSpec | None = None
+
+    def on_assign(
+        self, forward: hook.Forward, module: Module, via: str, name: Any, value: Any
+    ) -> Any:
+        slot = slot_of(module, via, name, value)
+        # Methods of the class's own, which the class's hook lies above, may register something
+        # else than they were given: then the hook has to be below them too.
+        below = has_own_methods(module)
+        if below:
+            installer.acquire(watch_global=False)
+        try:
+            spec = None if slot is None else self._spec_for(slot, module, name, value)
+            if slot is None or spec is None:
+                return forward()
+            result = _once(spec, forward, module, slot, name, value)
+            if self.spec is not None:
+                for frame in open_frames():
+                    frame.taken_over(value)
+            return result
+        finally:
+            if below:
+                installer.release(watch_global=False)
+
+    def _spec_for(self, slot: Slot, module: Module, name: Any, value: Any) -> GlobalSpec | None:
+        raise NotImplementedError
+
+
+class _Stating(_Handler):
+    """A class that knows its placement and sbp."""
+
+    def __init__(self, spec: GlobalSpec) -> None:
+        self.spec = spec
+
+    def _spec_for(self, slot: Slot, module: Module, name: Any, value: Any) -> GlobalSpec | None:
+        return self.spec
+
+
+class _Following(_Handler):
+    """A class whose instances go where their global tensors are."""
+
+    def _spec_for(self, slot: Slot, module: Module, name: Any, value: Any) -> GlobalSpec | None:
+        if not _has_local(slot, value):
+            return None
+        found: dict[str, Any] = {}  # a path on each placement
+        for path, tensor in tensors(module):
+            there = tensor.is_global and path.split(".")[0] != name  # what it replaces is no guide
+            if there and all(tensor.placement != known for known in found.values()):
+                found[path] = tensor.placement
+        if not found:
+            return None
+        kind = type(module).__name__
+        if len(found) > 1:
+            where = ", ".join(f"{kind}.{path} on {known}" for path, known in found.items())
+            raise ConversionError(
+                f"{kind}.{name}: @auto_global follows the placement of the global tensors that "
+                f"are there. Expected: one placement. Received: {where}. Assign it inside "
+                "global_scope(placement, sbp), or state them: @auto_global(placement, sbp)"
+            )
+        (placement,) = found.values()
+        return GlobalSpec(placement, [BROADCAST] * placement.ranks.ndim)
+
+
+def _has_local(slot: Slot, value: Any) -> bool:
+    if slot == "module":
+        return any(tensor.is_local for _, tensor in tensors(value))
+    return bool(value.is_local)
+
+
+def _once(
+    spec: GlobalSpec, forward: hook.Forward, module: Module, slot: Slot, name: Any, value: Any
+) -> Any:
+    # What the instance holds is its own, also with existing="error".
+    own = (tensor for _, tensor in tensors(module)) if spec.existing == "error" else ()
+    session = Session(spec, own)
+    try:
+        with session.telling(f"the assignment of {type(module).__name__}.{name}"):
+            return session.assign(forward, module, slot, name, value)
+    finally:
+        session.close()
+
+
+class _Decorator:
+    """What ``auto_global(placement, sbp)`` returns."""
+
+    def __init__(self, spec: GlobalSpec) -> None:
+        self._spec = spec
+
+    def __call__(self, kind: C) -> C:
+        watch = self._spec.existing != "keep"
+        handle_class(_checked(kind), _Stating(self._spec), watch_global=watch)
+        return kind
+
+    def __enter__(self) -> NoReturn:
+        raise SpecTypeError(
+            "auto_global decorates a class and opens no block. Received: a with statement. "
+            "Write with global_scope(placement, sbp):"
+        )
+
+    def __exit__(self, *_: object) -> None:
+        raise NotImplementedError
+
+
+_ABSENT: Any = object()
+
+
+@overload
+def auto_global(kind: C, /) -> C: ...
+
+
+@overload
+def auto_global(
+    placement: Any,
+    sbp: Any,
+    *,
+    source: Source = ...,
+    existing: Existing = ...,
+    buffers: Buffers = ...,
+    unsplittable: Unsplittable = ...,
+    same_placement: bool = ...,
+    check: bool = ...,
+    timeout: float = ...,
+) -> _Decorator: ...
+
+
+def auto_global(placement: Any, sbp: Any = _ABSENT, **options: Any) -> Any:
+    """Make global whatever is assigned to an instance of a class, in ``__init__`` and later.
+
+    ::
+
+        import oneflow as flow
+        from oneflow import nn
+        from autoglobal import auto_global
+
+        P, B, S0 = flow.placement("cpu", ranks=[0]), flow.sbp.broadcast, flow.sbp.split(0)
+
+        @auto_global(P, {"weight": S0, "*": B})
+        class Column(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight = nn.Parameter(flow.zeros(8, 4))
+
+        @auto_global
+        class Head(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.scale = nn.Parameter(flow.ones(4, placement=P, sbp=B))
+
+        head = Head()
+        head.shift = nn.Parameter(flow.zeros(4))
+        assert Column().weight.sbp == (S0,) and head.shift.sbp == (B,)
+
+    ``@auto_global(placement, sbp, ...)``: the class states its layout, and keeps it inside any
+    scope too. The options are those of :class:`autoglobal.global_scope`, less ``when``; the paths
+    that rules see start at the name that is assigned, and rules that match nothing are not told,
+    since a class has no end. What a constructor builds under a scope of the caller's, such as a
+    ``Linear`` that it then assigns, has been converted by that scope.
+
+    Bare ``@auto_global``: the class follows. What is assigned goes to the placement that the
+    instance's own global tensors are on (its tree's), broadcast; an open scope has precedence;
+    where the instance holds no global tensor yet nothing is converted.
+
+    The class itself is returned, with the hook on it. Instances of subclasses are concerned too,
+    and a subclass can be decorated again to override; the parent class and its other subclasses
+    pay and notice nothing. Inside :class:`autoglobal.local_scope` nothing is converted.
+
+    Raises:
+        SpecTypeError: not on a subclass of ``nn.Module``, or used as a context.
+        SpecError, SpecTypeError: as :class:`autoglobal.global_scope` does, where the class is
+            decorated.
+        ConversionError: from an assignment, as in a scope; in a bare one also where the
+            instance's global tensors are on several placements, which it names.
+    """
+    if sbp is not _ABSENT:
+        _check_options(options)
+        return _Decorator(GlobalSpec(placement, sbp, **options))
+    kind = _checked(placement)
+    if options:
+        raise SpecTypeError(
+            "auto_global takes options only with a placement and an sbp. Received: "
+            f"{received(options)}. "
+            "Write @auto_global(placement, sbp, ...)"
+        )
+    handle_class(kind, _Following())
+    return kind
+
+
+_OPTIONS = [
+    one.name
+    for one in fields(GlobalSpec)
+    if one.init and one.name not in ("placement", "sbp", "when")
+]
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    # By hand: a scope's signature does that for its own.
+    for name, value in options.items():
+        if name == "when":
+            raise SpecTypeError(
+                "auto_global has no option 'when', since a class has no end. Received: "
+                f"when={received(value)}. Write @global_scope(..., when='exit') on the function "
+                "that builds the module"
+            )
+        if name not in _OPTIONS:
+            raise SpecTypeError(
+                f"auto_global has no option {name!r}. Received: {name}={received(value)}. "
+                f"Write one of {', '.join(_OPTIONS)}"
+            )
+
+
+def _checked(kind: Any) -> Any:
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)) or kind is nn.Module:
+        hint = "; @global_scope(placement, sbp) decorates functions" * callable(kind)
+        raise SpecTypeError(
+            f"auto_global decorates subclasses of nn.Module. Received: {received(kind)}{hint}. "
+            "Write @auto_global or @auto_global(placement, sbp) above such a class"
+        )
+    return kind

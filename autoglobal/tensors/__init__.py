@@ -1,0 +1,1 @@
+"""Local tensors that become global tensors, in one batch and one agreement."""
