@@ -35,7 +35,7 @@ test: $(READY) ## the tests on 1, 2 and 4 ranks (RANKS="1 2" picks, ARGS=... goe
 	@$(PY) -m tests.run --ranks $(RANKS) --replacing $(REPLACING) -- $(ARGS)
 
 test-models: $(READY) ## build every flowvision model in a scope (slow)
-	@$(PY) -m tests.all_models
+	@$(PY) -m tests.helpers.all_models
 
 lint: $(READY) ## ruff and mypy
 	@$(PY) -m ruff check . && $(PY) -m ruff format --check . && $(PY) -m mypy

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from autoglobal import describe
 from autoglobal.report import svg
-from tests.doc_pages import ROOT, parts_of, run
+from tests.helpers.doc_pages import ROOT, parts_of, run
 
 PICTURES = ROOT / "docs" / "pictures"
 WORLD = flow.env.get_world_size()

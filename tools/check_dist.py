@@ -24,7 +24,13 @@ ROOT = Path(__file__).resolve().parent.parent
 OURS = ("autoglobal", "__editable__")
 LIMIT = 300  # seconds for each command
 # A handful: what is installed, a scope, what the documents say, and the type checker.
-TESTS = ("test_import", "test_doctor", "test_assignment", "test_docstrings", "test_typing")
+TESTS = (
+    "commands/test_import",
+    "commands/test_doctor",
+    "modules/test_assignment",
+    "project/test_docstrings",
+    "project/test_typing",
+)
 
 
 def main() -> int:

@@ -1,0 +1,251 @@
+"""The list of all errors and warnings of autoglobal on one rank, each with a way to provoke it."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import oneflow as flow
+from oneflow import nn
+
+from autoglobal import (
+    auto_global,
+    describe,
+    global_scope,
+    local_scope,
+    local_to_global,
+    optimizer_to_global,
+)
+from autoglobal.commands.cli import _seconds
+from tests.helpers.scopes import close, following, in_threads
+from tests.helpers.support import S0, S1, B, Model, counted, linear, parameter, tensor
+from tests.helpers.trees import globally
+
+A = counted(8, 4)
+ON_ONE = flow.placement("cpu", [0])
+ELSEWHERE = flow.placement("cpu", [[0]])  # of one rank as well, and another placement
+
+
+def scope(*arguments, **options):
+    return lambda: global_scope(*(arguments or (ON_ONE, B)), **options)
+
+
+def assigned(*arguments, value=None, to=Model, **options):
+    """Assign a Parameter, or what ``value()`` makes, as ``Model.new`` in a scope."""
+
+    def act():
+        m, made = to(), parameter(A) if value is None else value()
+        with global_scope(*(arguments or (ON_ONE, B)), **options):
+            m.new = made
+
+    return act
+
+
+def decorated(function):
+    return lambda: global_scope(ON_ONE, B)(function)
+
+
+def drawn(path="m.svg", **options):
+    return lambda: describe(linear(A)).draw(path, **options)
+
+
+def with_auto_global():
+    with auto_global(ON_ONE, B):
+        pass
+
+
+def in_a_graph():
+    class Own(nn.Graph):
+        def build(self, x):
+            assigned()()
+            return x
+
+    Own()(tensor(A).to_global(ON_ONE, B))
+
+
+def far_away():
+    return nn.Parameter(flow.zeros(8, 4, placement=ELSEWHERE, sbp=(B, B)))
+
+
+def on_two_placements():
+    m = following(ON_ONE)
+    m.other = far_away()
+    m.new = parameter(A)
+
+
+def beside_another():
+    m = Model()
+    m.far = far_away()
+    return m
+
+
+def of_a_result():
+    with global_scope(ON_ONE, B):
+        Model().register_buffer("new", parameter(A) * 2)
+
+
+def of_a_misfit():
+    layer = linear(A)
+    optimizer = flow.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+    layer(tensor(A[:, :4])).sum().backward()
+    optimizer.step()
+    optimizer._state[layer.weight]["momentum_buf"] = tensor(counted(3, 3))
+    local_to_global(layer, ON_ONE, B)
+    optimizer_to_global(optimizer)
+
+
+def of_lamb():
+    layer = local_to_global(linear(A), ON_ONE, S0)
+    optimizer_to_global(flow.optim.LAMB(layer.parameters()))
+
+
+def out_of_order():
+    outer, inner = global_scope(ON_ONE, B), local_scope()
+    with ExitStack() as stack:
+        outer.__enter__()
+        stack.enter_context(inner)
+        close(outer)
+
+
+def from_another_thread():
+    with global_scope(ON_ONE, B) as frame:
+        in_threads(lambda: close(frame.opened_by))
+
+
+class Late(Model):
+    def __init__(self):
+        super().__init__()
+        self.weight = parameter(A)
+
+
+def tied():
+    m = Model()
+    m.a = m.b = parameter(A)
+    local_to_global(m, ON_ONE, {"a": B, "b": S0})
+
+
+def late():
+    with global_scope(ON_ONE, {"sub.weight": S0, "*": B}):
+        Model().sub = Late()
+
+
+# What provokes it, and words that it must hold: the option or the path, and what was received.
+CASES = {
+    "spec.py _check_placement": [
+        (scope("cpu", B), "placement", "'cpu'"),
+        (scope(flow.placement("cpu", [0, 7]), B), "rank 7", "[0, 7]", "--nproc_per_node 8"),
+    ],
+    "spec.py _check_cuda": [(scope(flow.placement("cuda", [0]), B), "placement", "cuda", "none")],
+    "spec.py GlobalSpec.__post_init__": [(scope(source="half"), "source='half'", "'shard'")],
+    "spec.py check_flag": [(scope(check=1), "check=1"), (scope(same_placement=None), "=None")],
+    "spec.py check_module": [
+        (lambda: local_to_global([linear(A)], ON_ONE, B), "module=[<module Linear>]", "ModuleList"),
+        (lambda: describe(nn.Linear), "Linear", "Write describe for an instance"),
+        (lambda: describe(globally(A, ON_ONE, B)), "<global Parameter, (8, 4)>"),
+    ],
+    "spec.py _check_timeout": [
+        (scope(timeout="soon"), "timeout='soon'"),
+        (scope(timeout=float("inf")), "timeout=inf"),
+    ],
+    "spec.py GlobalSpec.fit": [
+        (assigned(ON_ONE, S1, value=lambda: parameter(A[0])), "Model.new", "split(dim=1)", "(4,)")
+    ],
+    "rules.py Rules.__init__": [
+        (scope(ON_ONE, {}), "sbp={}"),
+        (scope(ON_ONE, flow.sbp.split), "sbp=flow.sbp.split", "split(0)"),
+    ],
+    "rules.py _check_function": [
+        (scope(ON_ONE, lambda tensor: B), "sbp=<function", "(tensor)", "lambda owner, path, tensor")
+    ],
+    "rules.py _pattern": [(scope(ON_ONE, {3: B}), "sbp", "Received: 3")],
+    "rules.py _checked": [
+        (scope(ON_ONE, "broadcast"), "Received: sbp='broadcast'"),
+        (scope(ON_ONE, [B, B]), "2 in sbp=", "placement=", "sbp=[flow.sbp.broadcast]"),
+    ],
+    "rules.py Rules._ruled": [(scope(ON_ONE, {"*": 3}), "in the rule '*'", "sbp=3")],
+    "rules.py Rules._asked": [(assigned(ON_ONE, lambda *_: 3), "Model.new", "function", "sbp=3")],
+    "rules.py Rules.wish": [(assigned(ON_ONE, {"x.*": B}), "'new'", "'Model.new'", "'x.*'")],
+    "auto_global.py _check_options": [
+        (lambda: auto_global(ON_ONE, B, sauce=1), "auto_global", "'sauce'", "sauce=1", "source"),
+        (lambda: auto_global(ON_ONE, B, when="exit"), "when='exit'", "global_scope"),
+    ],
+    "auto_global.py auto_global": [(lambda: auto_global(Model, check=False), "{'check': False}")],
+    "auto_global.py _checked": [(lambda: auto_global(len), "auto_global", "len")],
+    "auto_global.py _Decorator.__enter__": [(with_auto_global, "auto_global", "a with statement")],
+    "auto_global.py _Following._spec_for": [
+        (on_two_placements, "Follower.new", "Follower.other on")
+    ],
+    "context.py Block.__call__": [
+        (decorated(Model), "global_scope", "class Model", "@auto_global"),
+        (lambda: local_scope()(Model), "local_scope", "class Model", "__init__"),
+        (decorated(staticmethod(len)), "below @staticmethod"),
+        (decorated(3), "global_scope", "Received: 3"),
+    ],
+    "local.py local_scope.__init__": [(lambda: local_scope(len), "local_scope", "function len")],
+    "context.py Block.close_frame": [(out_of_order, "global_scope(", "local_scope()")],
+    "context.py Block.__exit__": [
+        (lambda: close(local_scope()), "local_scope()", "is not open"),
+        (from_another_thread, "global_scope(", "another thread"),
+    ],
+    "plan.py Plan.settle": [
+        (
+            lambda: local_to_global(beside_another(), ON_ONE, B, existing="error"),
+            *("Model.far", "existing='error'"),
+        ),
+        (
+            lambda: local_to_global(nn.parallel.DistributedDataParallel(linear(A)), ON_ONE, B),
+            *("Linear.weight", "(a Linear), wrapped"),
+        ),
+        (in_a_graph, "Model.new", "inside nn.Graph.build", "(8, 4)"),
+        (lambda: in_threads(assigned()), "Model.new", "in the thread 'Thread-", "(8, 4)"),
+    ],
+    "plan.py Plan._refuse_two_placements": [
+        (
+            assigned(to=beside_another, same_placement=True),
+            *("Model.new", "Model.far", "[0]", "[[0]]", "same_placement=False"),
+        ),
+    ],
+    "plan.py Plan._decide": [(of_a_result, "Model.new", "grad_fn", "(8, 4)", ".detach()")],
+    "optimizer_to_global.py optimizer_to_global": [
+        (lambda: optimizer_to_global(linear(A)), "optimizer=<module Linear>"),
+        (of_lamb, "Parameter 0 of group 0", "split(dim=0)"),
+    ],
+    "optimizer_to_global.py _Follow.agree": [
+        (of_a_misfit, "Parameter 0", "'momentum_buf'", "(3, 3)")
+    ],
+    "drawing.py draw": [
+        (drawn(limit="all"), "limit='all'"),
+        (drawn(limit=0), "limit=0"),
+        (drawn("/no/such/folder/m.svg"), "path='/no/such/folder/m.svg'"),
+    ],
+    "drawing.py _checked": [(drawn(3), "path=3"), (drawn("m.png"), "path='m.png'", "'m.svg'")],
+    "describe.py Report.__getitem__": [
+        (lambda: describe(linear(A))["wieght"], "Linear", "'weight'")
+    ],
+    "cli.py _seconds": [(lambda: _seconds("0"), "'0'"), (lambda: _seconds("soon"), "'soon'")],
+}
+
+# The same of warnings, each of which names a rule.
+WARNINGS = {
+    "session.py Session.warn": [
+        (lambda: local_to_global(linear(A), ON_ONE, {"x.*": B, "*": B}), "the rule 'x.*'"),
+        (tied, "Model.a and Model.b", "'a'", "'b'"),
+        (late, "the rule 'sub.weight'", "Model.sub.weight", "when='exit'"),
+    ],
+}
+# Those that are not provoked on one rank, and why.
+ELSEWHERE_OR_NEVER = {
+    "agreement.py agree": "of several ranks",
+    "shards.py fit_together": "of several ranks",
+    "installation.py require_oneflow": "without OneFlow: test_import.py",
+    "hook.py": "with an older wrapt: test_import.py",
+    "watchdog.py _end": "it ends the process: test_waiting.py",
+    "selftest.py _expect": "where OneFlow computes wrong; the doctor says what to type",
+    "agreement.py _first_difference": "never, unless autoglobal compares what it does not tell",
+    "context.py Block.new_frame": "never: each kind of scope has its own",
+    "auto_global.py _Handler._spec_for": "never: each kind of class has its own",
+    "auto_global.py _Decorator.__exit__": "never: there is no way in",
+    "running.py _Aside._closed": "Python's own sign that a generator was closed, which it takes",
+}
+if flow.cuda.is_available():
+    del CASES["spec.py _check_cuda"]
+    ELSEWHERE_OR_NEVER["spec.py _check_cuda"] = "where there is no CUDA device"

@@ -1,0 +1,131 @@
+"""Whole modules that were built outside, and what is shared in them."""
+
+from __future__ import annotations
+
+from oneflow import nn
+
+from autoglobal import global_scope
+from tests.helpers.support import (
+    S0,
+    B,
+    Model,
+    assert_global,
+    assert_local,
+    counted,
+    linear,
+    parameter,
+    tensor,
+)
+
+W = counted(8, 4)
+BIAS = counted(8, start=100)
+
+
+def test_a_module_built_outside_is_converted_as_it_is_assigned(P):
+    m, layer = Model(), linear(W, BIAS)
+    with global_scope(P, S0):
+        m.sub = layer
+    assert m.sub is layer
+    assert_global(m.sub.weight, W, P, S0)
+    assert_global(m.sub.bias, BIAS, P, S0)
+
+
+def test_add_module(P):
+    m, layer = Model(), linear(W, BIAS)
+    with global_scope(P, S0):
+        m.add_module("sub", layer)
+    assert_global(m.sub.weight, W, P, S0)
+    assert_global(m.sub.bias, BIAS, P, S0)
+
+
+def test_add_module_with_keywords(P):
+    m, layer = Model(), linear(W)
+    with global_scope(P, S0):
+        m.add_module(module=layer, name="sub")
+    assert_global(m.sub.weight, W, P, S0)
+
+
+def test_the_whole_tree_is_converted(P):
+    m, middle, inner = Model(), Model(), Model()
+    middle.inner, middle.own = inner, parameter(W)
+    inner.deep = linear(W + 1)
+    inner.register_buffer("seen", tensor(W + 2))
+    with global_scope(P, S0):
+        m.sub = middle
+    assert_global(m.sub.own, W, P, S0)
+    assert_global(m.sub.inner.deep.weight, W + 1, P, S0)
+    assert_global(m.sub.inner.seen, W + 2, P, B)
+
+
+def test_the_module_assigned_to_is_not_touched(P):
+    m, layer = Model(), linear(W)
+    m.old = linear(W)
+    with global_scope(P, S0):
+        m.sub = layer
+    assert_local(m.old.weight, W)
+
+
+def test_what_is_global_already_in_a_tree_stays_the_same_object(P):
+    m, tree = Model(), nn.Sequential(linear(W), linear(W + 1))
+    tree[0].to_global(P, B)
+    before = tree[0].weight
+    with global_scope(P, S0):
+        m.sub = tree
+    assert m.sub[0].weight is before
+    assert m.sub[0].weight.sbp == (B,)
+    assert_global(m.sub[1].weight, W + 1, P, S0)
+
+
+def test_a_shared_parameter_stays_shared(P):
+    """huggingface/accelerate#3668: tied weights came untied."""
+    tree = nn.Sequential(linear(W), linear(W))
+    tree[1].weight = tree[0].weight
+    m = Model()
+    with global_scope(P, S0) as scope:
+        m.sub = tree
+    assert m.sub[0].weight is m.sub[1].weight
+    assert_global(m.sub[1].weight, W, P, S0)
+    assert len(scope.converted) == 1
+
+
+def test_a_parameter_tied_inside_a_scope_stays_tied(P):
+    """huggingface/accelerate#3668"""
+    m, first, second = Model(), linear(W), linear(W + 1)
+    with global_scope(P, S0):
+        m.a, m.b = first, second
+        m.b.weight = m.a.weight
+    assert m.b.weight is m.a.weight
+    assert_global(m.b.weight, W, P, S0)
+
+
+def test_a_parameter_tied_over_two_assignments_stays_tied(P):
+    """huggingface/accelerate#3668"""
+    first, second = linear(W), linear(W)
+    second.weight = first.weight
+    m = Model()
+    with global_scope(P, S0) as scope:
+        m.a = first
+        m.b = second
+    assert m.a.weight is m.b.weight
+    assert [record.path for record in scope.converted] == ["a.weight"]
+
+
+def test_a_module_reached_twice_is_converted_once(P):
+    layer = linear(W)
+    m = Model()
+    with global_scope(P, S0) as scope:
+        m.sub = nn.Sequential(layer, nn.ReLU(), layer)
+    assert m.sub[0] is m.sub[2] is layer
+    assert_global(layer.weight, W, P, S0)
+    assert len(scope.converted) == 1
+
+
+def test_a_buffer_shared_in_one_tree_stays_shared(P):
+    tree, b = nn.Sequential(Model(), Model()), tensor(W)
+    for child in tree:
+        child.register_buffer("seen", b)
+    m = Model()
+    with global_scope(P, S0):
+        m.sub = tree
+    assert m.sub[0].seen is m.sub[1].seen
+    assert_global(m.sub[0].seen, W, P, B)

@@ -1,0 +1,184 @@
+"""Classes with hooks, metaclasses and bases of their own, in a scope and decorated."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from oneflow import nn
+
+from autoglobal import auto_global, global_scope
+from autoglobal.tensors import convert
+from tests.helpers.support import (
+    S0,
+    B,
+    Model,
+    assert_global,
+    assert_local,
+    counted,
+    error_of,
+    linear,
+    parameter,
+    tensor,
+    tensors,
+)
+
+A = counted(8, 4)
+HOWS = pytest.mark.parametrize("how", ["scope", "decorated", "both"])
+
+
+@contextlib.contextmanager
+def converting(how: str, P, cls: type, **options):
+    """Makes ``cls`` convert to S0: in a scope, decorated, or decorated in a scope of B."""
+    if how == "scope":
+        with global_scope(P, S0, **options):
+            yield cls
+    elif how == "decorated":
+        yield auto_global(P, S0, **options)(cls)
+    else:
+        with global_scope(P, B, **options):
+            yield auto_global(P, S0, **options)(cls)
+
+
+@HOWS
+def test_a_setattr_that_stores_the_value_before_super(P, how):
+    class Layer(nn.Module):
+        def __setattr__(self, name, value):
+            self.__dict__.setdefault("seen", []).append((name, value))
+            self.__dict__["last"] = value
+            super().__setattr__(name, value)
+
+    p, layer = parameter(A), linear(A)
+    with converting(how, P, Layer) as cls:
+        m = cls()
+        m.new, m.sub, m.number = p, layer, 3
+    assert_global(m.new, A, P, S0)
+    assert_global(m.sub.weight, A, P, S0)
+    assert dict(m.seen)["new"] is m.new
+    assert [name for name, _ in m.seen][-2:] == ["sub", "number"]
+    if convert.in_place:
+        assert m.new is p
+        assert [name for name, _ in m.seen].count("new") == 1
+    assert m.last == 3
+
+
+@HOWS
+def test_a_getattr_that_forwards_to_an_inner_module(P, how):
+    class Layer(nn.Module):
+        asked = ()
+
+        def __getattr__(self, name):
+            Layer.asked = (*Layer.asked, name)
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                if name == "inner":
+                    raise
+                return getattr(self.inner, name)
+
+    def build(cls):
+        Layer.asked = ()
+        m = cls()
+        m.inner = inner()
+        m.new = parameter(A)
+        m.register_buffer("seen", tensor(A))
+        return m, Layer.asked
+
+    def inner():
+        made = Model()
+        made.__dict__["plain"] = 3
+        made._parameters["weight"] = parameter(A + 1)
+        return made
+
+    _, asked = build(Layer)
+    with converting(how, P, Layer) as cls:
+        m, inside = build(cls)
+    assert inside == asked  # the hook itself asks for nothing
+    assert m.plain == 3
+    assert_global(m.new, A, P, S0)
+    assert_global(m.seen, A, P, B)
+    assert m.weight is m.inner.weight
+    assert_global(m.weight, A + 1, P, S0)
+
+
+@HOWS
+def test_a_property_with_a_setter(P, how):
+    class Layer(nn.Module):
+        @property
+        def value(self):
+            return self.held
+
+        @value.setter
+        def value(self, value):
+            self.__dict__["got"] = value
+            self.held = nn.Parameter(value)
+
+    outside, t, p = Layer(), tensor(A), parameter(A)
+    outside.value = tensor(A)
+    expected = error_of(lambda: setattr(outside, "value", parameter(A)))
+    assert isinstance(expected, KeyError)  # OneFlow registers a Parameter past the setter
+    with converting(how, P, Layer) as cls:
+        m = cls()
+        m.value = t
+        found = error_of(lambda: setattr(m, "value", p))
+    assert m.got is t
+    assert t.is_local
+    assert m.value is m.held
+    assert_global(m.held, A, P, S0)
+    assert list(tensors(m)) == ["held"]
+    assert (type(found), str(found)) == (type(expected), str(expected))
+    assert p.is_local
+
+
+@HOWS
+def test_slots(P, how):
+    class Layer(nn.Module):
+        __slots__ = ("other", "slot")
+
+    t = tensor(A)
+    with converting(how, P, Layer) as cls:
+        m = cls()
+        m.slot, m.other, m.new = t, parameter(A + 1), parameter(A)
+    assert m.slot is t
+    assert_local(m.slot, A)
+    assert_global(m.other, A + 1, P, S0)
+    assert_global(m.new, A, P, S0)
+    assert list(tensors(m)) == ["other", "new"]
+
+
+def test_a_class_defined_and_decorated_inside_a_scope(P, rank, world):
+    """microsoft/DeepSpeed#2812: what the scope has put on Module does not go into the class."""
+    with global_scope(P, B, source="shard"):
+
+        @auto_global(P, S0, source="shard")
+        class Layer(nn.Module):
+            pass
+
+        inside = Layer()
+        inside.new = parameter(counted(4, 4, start=16 * rank))
+    outside = Layer()
+    outside.new = parameter(counted(4, 4, start=16 * rank))
+    with global_scope(P, B, source="shard"):
+        later = Layer()
+        later.new = parameter(counted(4, 4, start=16 * rank))
+    for m in (inside, outside, later):
+        assert_global(m.new, counted(4 * world, 4), P, S0)
+    plain = Model()
+    plain.new = parameter(A)
+    assert_local(plain.new, A)
+
+
+def test_a_class_that_takes_modules_methods_from_inside_a_scope(P, rank, world):
+    """microsoft/DeepSpeed#2812; what it took is inert afterwards, and converts once."""
+    with global_scope(P, S0):
+
+        class Layer(nn.Module):
+            __setattr__ = nn.Module.__setattr__
+            register_parameter = nn.Module.register_parameter
+
+    m = Layer()
+    m.new = parameter(A)
+    assert_local(m.new, A)
+    with global_scope(P, S0, source="shard"):
+        m.other = parameter(counted(4, 4, start=16 * rank))
+    assert_global(m.other, counted(4 * world, 4), P, S0)

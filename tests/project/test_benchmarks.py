@@ -1,0 +1,210 @@
+"""The benchmarks run, say what they found alike everywhere, and end as they should."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import oneflow as flow
+import pytest
+
+from benchmarks.__main__ import _parser
+from benchmarks.compare import moved
+from benchmarks.devices import NoDevice, choose
+from benchmarks.peer import VARIABLE
+from benchmarks.plot import draw
+from benchmarks.publish import END, START, insert, shown, stem, write
+from benchmarks.results import Bar, Line, Report, Table, faster, read, relative
+from benchmarks.running import ALL
+from benchmarks.tables import seconds, text
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+pytestmark = pytest.mark.ranks(1)
+
+
+def report(slow: list[float], fast: list[float]) -> Report:
+    table = Table(
+        "work",
+        2,
+        10,
+        "Parameter",
+        [Line("slow", slow, slow), Line("fast", fast, fast, base="slow")],
+    )
+    bars = [faster(table, "fast", "slow", "fast", 3), relative(table, "fast", "fast", "slow", 0.1)]
+    machine = {
+        **{"processor": "P", "cores": 2, "memory_gib": 1.0, "system": "S", "device": "CPU"},
+        **{"load_average_before": [0.5], "versions": {"python": "3.10"}},
+    }
+    return Report([table], bars, ["a note"], "made-up", "cpu", "python -m ...", machine)
+
+
+BEFORE = report([4.0, 4.0, 8.0], [1.0, 1.0, 2.0])
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks", *arguments]
+    env = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
+
+
+def test_one_benchmark_from_the_command_to_the_files(tmp_path):
+    """On two ranks, with every line checked before it is timed; without PyTorch, which it says."""
+    files = {name: tmp_path / f"new.{name}" for name in ("json", "plot")}
+    options = [part for name, file in files.items() for part in (f"--{name}", str(file))]
+    done = run("peers", "--rounds", "2", *options)
+    assert done.returncode == 0, done.stderr
+    found = read(files["json"])
+    (table,) = found.tables
+    assert table.ranks == 2
+    for line in table.lines:
+        assert len(line.done) == len(line.enqueued) == 2
+        assert all(0 < start <= end for start, end in zip(line.enqueued, line.done))
+        assert line.name in done.stdout
+    assert set(found.machine["versions"]) >= {"oneflow", "wrapt", "python"}
+    assert found.notes[0].startswith("PyTorch: left out")
+    assert found.notes[0] in done.stdout
+    assert files["plot"].read_text().lstrip().startswith("<?xml")
+
+
+def test_a_device_that_is_not_there():
+    """Exit code 2 and one line that says why, whichever benchmark it was asked for."""
+    if flow.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    with pytest.raises(NoDevice) as refused:
+        choose("cuda")
+    done = run("overhead", "--device", "cuda")
+    assert done.returncode == 2
+    assert str(refused.value) in done.stderr
+    assert done.stdout == ""
+
+
+WEIGH = """
+import oneflow as flow
+from oneflow import nn
+from benchmarks.devices import Device
+from benchmarks.memory import watched
+P, B = flow.placement("cpu", [0]), flow.sbp.broadcast
+
+def build():
+    return nn.Sequential(*[nn.Linear(512, 512) for _ in range(48)])
+
+def converted():
+    return build()._apply(lambda tensor: tensor.to_global(P, B, copy=True))
+
+for kind in (build, converted, build, converted, build):
+    with watched(Device("cpu")) as weight:
+        made = kind()
+        flow._oneflow_internal.eager.Sync()
+        peak = weight()
+    del made
+    print(round(peak))
+"""
+
+
+def test_memory_at_its_peak_is_found_again_and_again():
+    """Two copies of 48 MiB, although malloc would like to keep what was given back before."""
+    command = [sys.executable, "-c", WEIGH]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    _, first, _, second, _ = map(int, done.stdout.split())
+    assert first > 96
+    assert abs(second - first) <= 4
+
+
+@pytest.mark.parametrize("wrong", [["--rounds", "1"], ["--ranks", "0"], ["--device", "tpu"]])
+def test_options_that_make_no_sense(wrong, capsys):
+    with pytest.raises(SystemExit):
+        _parser().parse_args(["overhead", *wrong])
+    assert wrong[1] in capsys.readouterr().err
+
+
+def test_medians_and_ratios():
+    (table,), (times, ratio) = BEFORE.tables, BEFORE.bars
+    assert [line.median for line in table.lines] == [4.0, 1.0]
+    assert table.to_base(table.line("fast")) == [0.25, 0.25, 0.25]
+    assert times.met
+    assert not ratio.met
+    assert not Bar("at the limit", 1, [2.0, 2.0], 1.9).met
+    assert Bar("at the limit", 1, [2.0, 2.0], 2.0, at_least=True).met
+
+
+def test_the_words_of_a_report():
+    printed = text(BEFORE)
+    assert (
+        "| 2       | work   | fast  | 1 s      | 100 ms / Parameter | 0.25 [0.25, 0.25]" in printed
+    )
+    assert "at least 3" in printed
+    assert "**no**" in printed
+    assert printed.endswith("a note\n")
+    assert "peak" not in printed  # nobody has weighed it
+    assert [seconds(one) for one in (2.5, 0.0123, 4.2e-6, 7e-8)] == [
+        *("2.5 s", "12.3 ms", "4.2 us", "70 ns")
+    ]
+
+
+def test_a_report_comes_back_as_it_was_written(tmp_path):
+    BEFORE.write(tmp_path / "r.json")
+    assert read(tmp_path / "r.json") == BEFORE
+
+
+def test_the_same_report_draws_the_same_picture(tmp_path):
+    for name in ("one", "other"):
+        draw(BEFORE, tmp_path / name)
+    drawn = (tmp_path / "one").read_bytes()
+    assert drawn == (tmp_path / "other").read_bytes()
+    assert b">fast<" in drawn.replace(b"\n", b"")  # as text that can be found
+    draw(report([4.0, 4.0], [3.0, 3.0]), tmp_path / "third")
+    assert drawn != (tmp_path / "third").read_bytes()
+
+
+def test_what_moved_beyond_noise():
+    def sentences(slow: list[float], fast: list[float]) -> list[str]:
+        return list(moved(BEFORE, report(slow, fast)))
+
+    assert sentences([4.0, 4.0, 8.0], [1.0, 1.0, 2.0]) == []
+    # Twice as slow a machine: the ratio stays, and only what has no base has moved.
+    (machine,) = sentences([8.1, 8.2, 8.3], [2.025, 2.05, 2.075])
+    assert machine.startswith("slower: work, slow (2 ranks): seconds 4 before, 8.2 now")
+    assert sentences([4.0, 4.0, 8.0], [2.0, 2.0, 4.0]) == [
+        "slower: work, fast (2 ranks): time ratio 0.25 before, 0.5 now"
+    ]
+    assert sentences([4.0, 4.0, 4.0], [0.4, 1.6, 4.0]) == []  # it may be either
+    assert sentences([4.0, 4.0, 8.0], [1.02, 1.02, 2.04]) == []  # too little to speak of
+
+
+def test_what_is_new_and_what_is_gone():
+    after = report([4.0, 4.0], [1.0, 1.0])
+    after.tables[0].lines[1].name = "faster"
+    assert list(moved(BEFORE, after)) == [
+        "new: work, faster (2 ranks)",
+        "gone: work, fast (2 ranks)",
+    ]
+
+
+def test_a_page_is_changed_between_its_markers_only(tmp_path):
+    page = tmp_path / "README.md"
+    page.write_text(f"before\n{START}\nold\n{END}\nafter\n")
+    write([BEFORE], tmp_path / "results")
+    insert([BEFORE], tmp_path / "results", page)
+    once = page.read_text()
+    insert([BEFORE], tmp_path / "results", page)
+    assert page.read_text() == once
+    assert once.startswith("before\n")
+    assert once.endswith("\nafter\n")
+    assert "old" not in once
+    assert "![made-up](results/made-up.svg)" in once
+    assert sorted(path.name for path in (tmp_path / "results").iterdir()) == [
+        *("made-up.json", "made-up.svg", "table.md")
+    ]
+
+
+def test_the_readme_shows_the_results_that_are_there():
+    """Regenerated, not typed: the page is what the JSON files give."""
+    reports = [read(RESULTS / f"{name}.json") for name in ALL["cpu"]]
+    assert [stem(one) for one in reports] == list(ALL["cpu"])
+    expected = shown(reports, RESULTS, ROOT / "README.md")
+    _, _, rest = (ROOT / "README.md").read_text().partition(f"{START}\n")
+    assert rest.partition(END)[0] == expected
+    assert (RESULTS / "table.md").read_text() in expected
