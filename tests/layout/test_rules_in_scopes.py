@@ -1,4 +1,4 @@
-"""Rules in a scope, rules that are callables, and rules that matched nothing."""
+"""Rules in a scope, those that are callables, those that matched nothing or came too late."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from oneflow import nn
 
 from autoglobal import (
     ConversionError,
+    LateRuleWarning,
     UnusedRuleWarning,
     global_scope,
     local_to_global,
@@ -253,3 +254,28 @@ def test_a_call_that_fails_does_not_warn(P):
             local_to_global(linear(W), P, {"never": S0})
 
     assert unused(action) == []
+
+
+def test_a_rule_by_path_that_came_after_the_constructor_is_told(P):
+    m = Model()
+    with (
+        pytest.warns(LateRuleWarning, match=r"'sub\.\*'.*Model\.sub\.weight.*when='exit'"),
+        global_scope(P, {"sub.*": S0, "*": B}),
+    ):
+        m.sub = nn.Linear(4, 8)
+    assert m.sub.weight.sbp == (B,)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with global_scope(P, {"sub.*": S0, "*": B}, when="exit"):
+            m.sub = nn.Linear(4, 8)
+        with global_scope(P, {"Linear.*": S0, "*": B}):
+            m.sub = nn.Linear(4, 8)
+        with global_scope(P, {"other.*": B, "*": B}):
+            m.other = nn.Linear(4, 8)
+    assert m.sub.weight.sbp == (S0,)
+
+
+def test_a_last_star_may_have_nothing_to_do(P):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        local_to_global(linear(W), P, {"weight": S0, "*": B})
