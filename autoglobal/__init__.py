@@ -43,8 +43,7 @@ if not named_on_the_command_line():
     from .report.describe import Report, describe
     from .scopes.active import ActiveScope
     from .scopes.auto_global import auto_global
-    from .scopes.local import local_scope
-    from .scopes.scope import current_scope, global_scope
+    from .scopes.scope import current_scope, global_scope, local_scope
 
 __all__ = [
     "ActiveScope",

@@ -1,13 +1,63 @@
-"""What a dtype is called, and how many bytes a tensor takes."""
+"""Private names and measured oddities of OneFlow, each with its version and how it is known.
+
+"Measured" means that a run on OneFlow 0.9.0, on CPU and on 1, 2 and 4 ranks, has shown it. Whoever
+supports another version of OneFlow begins here.
+"""
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Sequence
+from functools import cache, lru_cache
 from typing import Any
 
+import numpy as np
 import oneflow as flow
 
-Tensor = Any  # oneflow.Tensor; OneFlow ships no types
+# OneFlow ships no types (0.9.0 and 1.0.0: there is no py.typed in its wheel).
+Tensor = Any  # oneflow.Tensor
+Module = Any  # oneflow.nn.Module
+
+# A broadcast of these between ranks aborts the process on CPU (0.9.0, measured); float32 holds
+# both exactly.
+HALF = (flow.float16, flow.bfloat16)
+
+SMALL = 1 << 20  # bytes; to copy so few costs less than to ask where they lie
+
+# False where ``parameter.data = global_tensor`` is refused for a local Parameter: OneFlow 1.0.0 and
+# later (read in its source). 0.9.0 changes the Parameter in place (measured). The first refusal
+# decides, not a version number.
+can_replace_data = True
+
+# Whether nn.Graph is building (0.9.0): then no local tensor can become global.
+is_tracing = flow._oneflow_internal.lazy_mode.is_enabled
+
+# Wait until this rank has done all that was asked of it, asleep (0.9.0). ``Tensor.numpy`` waits as
+# well, but spins on a core, which on a busy machine may be that of the rank that is waited for.
+sync = flow._oneflow_internal.eager.Sync
+
+
+@cache
+def world_size() -> int:
+    """The number of ranks of the program."""
+    return int(flow.env.get_world_size())
+
+
+@cache
+def this_rank() -> int:
+    """The rank of this process."""
+    return int(flow.env.get_rank())
+
+
+def host() -> Any:
+    """The device on which this rank's own tensors are in host memory."""
+    return flow.device("cpu", flow.env.get_local_rank())
+
+
+def host_buffer(count: int, dtype: Any) -> Tensor:
+    """A local tensor that messages can be sent from and received into, not yet filled."""
+    # flow.empty puts a tensor on cpu:0 on every rank unless told otherwise, where OneFlow refuses
+    # to receive; flow.zeros makes an nn.Module for it, which a scope's hook would see (0.9.0).
+    return flow.empty((count,), dtype=dtype, device=host())
 
 
 def dtype_name(dtype: Any) -> str:
@@ -18,10 +68,72 @@ def dtype_name(dtype: Any) -> str:
 @cache
 def item_size(dtype: Any) -> int:
     """The bytes of one element."""
-    # OneFlow 0.9.0 does not know the size of this dtype of its own.
+    # OneFlow 0.9.0 does not know the size of its own bfloat16.
     return 2 if dtype == flow.bfloat16 else int(dtype.bytes)
 
 
 def nbytes_of(tensor: Tensor) -> int:
     """The bytes of all elements; of a global tensor, of the logical one."""
     return int(tensor.numel()) * item_size(tensor.dtype)
+
+
+def on_own_device(local: Tensor) -> Tensor:
+    """The tensor, or a copy of it, on this rank's own device if that is the host.
+
+    ``flow.empty`` puts its tensor on ``cpu:0`` on every rank. To and from there OneFlow 0.9.0
+    copies by way of numpy, which has no bfloat16, and where no memory is shared.
+    """
+    device = local.device
+    if device.type != "cpu" or device.index == flow.env.get_local_rank():
+        return local
+    return local.to(host())
+
+
+def viewable(local: Tensor) -> Tensor:
+    """A tensor with the same values of which views can be taken: a copy of a small one.
+
+    OneFlow 0.9.0 forgets where a view begins in its storage once it is detached, or a Parameter:
+    a further view of that begins at the start of the storage, with other numbers and no error
+    (measured). A copy of it is right.
+    """
+    source = on_own_device(local.detach())
+    if nbytes_of(source) <= SMALL or source.device.type != "cpu" or source.dtype == flow.bfloat16:
+        return source.clone()
+    sync()  # or numpy() would wait, spinning on a core
+    whole, first = source.numpy(), source.narrow(0, 0, 1).numpy()
+    return source if whole.ctypes.data == first.ctypes.data else source.clone()
+
+
+def stacked(tensors: Sequence[Tensor]) -> Tensor:
+    """Copies of local tensors of one shape and dtype, one behind the other along a new first axis.
+
+    Of the new tensor views can be taken, which :func:`viewable` says of few others.
+    """
+    shape = tuple(tensors[0].shape)
+    with flow.no_grad():
+        if shape == ():  # flow.cat of 0.9.0 refuses 0-dim tensors
+            return flow.cat([on_own_device(one.detach()).clone().view(1) for one in tensors])
+        return flow.cat([on_own_device(one) for one in tensors]).view(len(tensors), *shape)
+
+
+def rows_of(whole: Tensor, start: int, count: int) -> Tensor:
+    """A copy of some rows of a local tensor, by one instruction that takes no view."""
+    return flow._C.gather(on_own_device(whole.detach()), _indices(start, count), 0)
+
+
+def has_rows_of(whole: Tensor) -> bool:
+    """Whether :func:`rows_of` works, and is fast: the rows are few, or long."""
+    # OneFlow 0.9.0 has no such kernel of uint8. On CUDA its copies run where its kernels do not.
+    if whole.device.type != "cpu" or whole.dtype == flow.uint8:
+        return False
+    rows = whole.shape[0]
+    return bool(rows <= _FEW_ROWS or whole.numel() // rows * item_size(whole.dtype) >= _LONG_ROW)
+
+
+_FEW_ROWS = 1 << 16
+_LONG_ROW = 256  # bytes
+
+
+@lru_cache(maxsize=16)
+def _indices(start: int, count: int) -> Tensor:
+    return flow.tensor(np.arange(start, start + count, dtype=np.int64), device=host())

@@ -1,4 +1,4 @@
-"""What was received, as an error says it: short, and without a word to the other ranks.
+"""Values and names as a message shows them: short, printable, and without other ranks.
 
 Bad input is often a model, or a tensor where its sbp belongs. The text of a model fills pages; for
 that of a global tensor OneFlow needs every rank, and aborts or hangs where one errs alone.
@@ -32,6 +32,20 @@ class _Short(reprlib.Repr):
 _short = _Short()
 
 
-def received(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """``value`` in one line."""
     return re.sub(r"\s*\n\s*", " ", _short.repr(value))
+
+
+def printable(text: str) -> str:
+    """The text with what cannot be printed, such as codes for colours, written out."""
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+
+
+def one_line(error: BaseException) -> str:
+    """An exception, as another rank's message shows it."""
+    try:
+        text = str(error)[:500]
+    except Exception:  # the error is the user's, and its __str__ may be broken
+        text = "(its text cannot be shown)"
+    return f"{type(error).__name__}: {text}"

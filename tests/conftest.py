@@ -11,7 +11,7 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
-from autoglobal.tensors import convert
+from autoglobal import _compat
 
 METHODS = ("__setattr__", "register_parameter", "register_buffer", "add_module")
 RAW = {name: vars(nn.Module)[name] for name in METHODS}
@@ -69,7 +69,7 @@ def pytest_collection_modifyitems(items):
     """
     world = flow.env.get_world_size()
     for item in items:
-        if item.get_closest_marker("in_place") and not convert.in_place:
+        if item.get_closest_marker("in_place") and not _compat.can_replace_data:
             item.add_marker(pytest.mark.skip(reason="a new Parameter takes its place"))
         mark = item.get_closest_marker("ranks")
         if mark and world not in mark.args:
@@ -86,7 +86,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     if config.getoption("--replacing"):
-        convert.in_place = False
+        _compat.can_replace_data = False
     # The real one, that of the launcher's log: while a test runs pytest captures the other.
     global _stderr
     _stderr = os.fdopen(os.dup(2), "w")

@@ -137,13 +137,13 @@ def _way() -> Found:
     try:
         import oneflow as flow
 
+        from .. import _compat
         from ..scopes.scope import global_scope
-        from ..tensors import convert
 
         module = flow.nn.Module()
         with global_scope(flow.placement("cpu", [0]), flow.sbp.broadcast):
             module.weight = flow.nn.Parameter(flow.zeros(1))
-        return {"in_place": convert.in_place, "error": None}
+        return {"in_place": _compat.can_replace_data, "error": None}
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
 

@@ -1,173 +1,242 @@
-"""Carries a plan out: agree, convert everything, then put it in place."""
+"""The application of a plan: agree, convert everything, then put it in place."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextvars import ContextVar
-from functools import partial
-from typing import Any, Optional
+import gc
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from oneflow import nn
-from tqdm import tqdm
 
+from .._compat import Module, Tensor, world_size
 from ..layout.spec import GlobalSpec
-from ..modules.registry import Module, has_own_methods, store
-from ..ranks.agreement import Event
-from ..ranks.collectives import all_true, can_meet, this_rank
-from ..tensors.batch import settle
-from ..tensors.convert import Tensor, make_global
-from ..tensors.pieces import Piece
-from .items import Decision, Item, Place
-from .memo import Memo, remember_replacement, replacement
-from .plan import Plan
-from .records import Records
+from ..modules.hook import Assignment, under_way
+from ..modules.registry import has_own_methods, store
+from ..ranks.agreement import Proposal
+from ..ranks.collectives import all_true, can_meet
+from ..tensors.batch import TensorConversion, convert_batch
+from ..tensors.convert import make_global
+from .plan import PlannedTensor
 
-# The assignment that is being carried out: the module, the name, the value.
-pending: ContextVar[Optional[tuple[Module, str, Any]]] = ContextVar("pending", default=None)
+Applied = tuple[PlannedTensor, Tensor, bool]
 
 
-def is_pending(module: Module, name: Any, value: Any) -> bool:
-    """Whether another hook is at this assignment: __setattr__ calls register_parameter."""
-    call = pending.get()
-    return call is not None and call[2] is value and call[0] is module and call[1] is name
+def apply_plan(
+    changing: Sequence[PlannedTensor],
+    proposal: Proposal,
+    buffers: ReplacedBuffers,
+    *,
+    check: bool,
+    uninitialized: bool = False,
+    progress: bool = False,
+) -> list[Applied]:
+    """Make global what a plan changes. Until all of it is converted nothing has changed.
 
-
-class _Job:
-    """One item, where it is to be put, and what becomes of it."""
-
-    __slots__ = ("grad", "grad_piece", "item", "kept", "known", "piece", "places")
-
-    def __init__(self, item: Item, places: list[Place], pieces: list[Piece]) -> None:
-        self.item = item
-        self.places = places
-        self.known = replacement(item.tensor)
-        self.kept: Tensor = None  # a buffer that took the place of this one before
-        self.piece: Piece | None = None
-        self.grad_piece: Piece | None = None
-        if self.known is not None:
-            return
-        tensor = item.tensor
-        self.piece = Piece(item.label, item.kind, tensor, item.spec, item.target)
-        pieces.append(self.piece)
-        self.grad = tensor.grad
-        if self.grad is not None and (self.grad.is_local or tensor.is_global):
-            path = f"{item.label}.grad"
-            self.grad_piece = Piece(path, "gradient", self.grad, item.spec, item.target)
-            pieces.append(self.grad_piece)
-
-    @property
-    def is_buffer(self) -> bool:
-        return self.piece is not None and not isinstance(self.item.tensor, nn.Parameter)
-
-    @property
-    def digest(self) -> bytes | None:
-        return None if self.piece is None else self.piece.digest
-
-
-class Work:
-    """What one scope or call has made global.
-
-    ``own`` are global tensors that do not count as existing ones.
+    ``check``: the ranks agree. ``uninitialized``: what it changes holds nothing yet. Returned is,
+    for each tensor, what is in its places now, and whether that is new.
     """
+    present: list[PlannedTensor] = []
+    batch: list[TensorConversion] = []
+    new_buffers: list[PlannedTensor] = []
+    digested: list[TensorConversion] = []
+    for planned in changing:
+        if not _keep_places(planned):
+            continue
+        present.append(planned)
+        if id(planned.tensor) in _replaced:
+            continue
+        conversion = _start(planned, batch)
+        if uninitialized:
+            conversion.leave_empty()
+        if not isinstance(planned.tensor, nn.Parameter):
+            new_buffers.append(planned)
+            digested.append(conversion)
+            if buffers.has(planned.tensor):
+                conversion.kind = "buffer, as registered before,"
+    meets = world_size() > 1 and (check or any(one.check for one in batch))
+    if meets and not batch and proposal.event != "close":
+        meets = False
+    if meets:
+        proposal.options = _options(present)
+    convert_batch(batch, proposal if meets else None, digested=digested, progress=progress)
+    known = _known_buffers(new_buffers, buffers, proposal, meets) if new_buffers else {}
+    applied = []
+    for planned in present:
+        applied.append(_put(planned, buffers, known.get(id(planned))))
+    return applied
 
-    def __init__(self, spec: GlobalSpec, records: Records, own: Iterable[Tensor] = ()) -> None:
-        self._spec = spec
-        self._records = records
-        self.by_rule: dict[int, Decision] = {}
-        self.own = {id(tensor): tensor for tensor in own}  # and what is made global here
-        self._memo = Memo()
 
-    def carry_out(
-        self, plan: Plan, event: Event, progress: bool = False, fresh: bool = False
-    ) -> bool:
-        """Make global what the plan changes. Until all of it is converted nothing has changed.
+def _keep_places(planned: PlannedTensor) -> bool:
+    """Keep of the places those where the tensor still is; whether there is one."""
+    places = []
+    for place in planned.places:
+        owner, which, name = place
+        # A hook nearer to the registry may have been here, or a class kept something else.
+        if owner.__dict__[which].get(name) is planned.tensor:
+            places.append(place)
+    planned.places = places
+    return bool(places)
 
-        ``fresh``: what it changes holds nothing yet. Returned is whether values were sent.
-        """
-        pieces: list[Piece] = []
-        jobs = [_Job(item, places, pieces) for item in plan.changes() if (places := _places(item))]
-        for piece in pieces if fresh else ():
-            piece.leave_empty()
-        meets = self._spec.check or any(piece.spec.check for piece in pieces)
-        if not pieces and event.kind != "close":
-            meets = False
-        buffers = [job for job in jobs if job.is_buffer]
-        digested = [job.piece for job in buffers if job.piece is not None]
-        for job in buffers:
-            if job.piece is not None and self._memo.known(job.item.tensor):
-                job.piece.kind = "buffer, as registered before,"
-        shown = progress and this_rank() == 0
-        passing = partial(tqdm, desc="local to global") if shown else iter
-        sent = settle(pieces, event if meets else None, digested, passing)
-        if buffers:
-            with event.wait():
-                self._find_kept(buffers, meets)
-        for job in jobs:
-            self._put(job)
-        return sent
 
-    def _find_kept(self, buffers: list[_Job], meets: bool) -> None:
-        before = [job for job in buffers if self._memo.known(job.item.tensor)]
-        kept = [self._memo.same(job.item, job.digest) for job in before]
-        same = [one is not None for one in kept]
-        if before and meets and can_meet():
+def _start(planned: PlannedTensor, batch: list[TensorConversion]) -> TensorConversion:
+    """Put the tensor, and its gradient, into a batch."""
+    tensor, spec, sbp = planned.tensor, planned.spec, planned.target
+    is_shard = spec.source == "shard"
+    conversion = TensorConversion(
+        planned.label, planned.kind, tensor, spec.layout, sbp, is_shard=is_shard, check=spec.check
+    )
+    planned.conversion = conversion
+    batch.append(conversion)
+    grad = tensor.grad
+    if grad is not None and (grad.is_local or tensor.is_global):
+        path = f"{planned.label}.grad"
+        conversion.grad = TensorConversion(
+            path, "gradient", grad, spec.layout, sbp, is_shard=is_shard, check=spec.check
+        )
+        batch.append(conversion.grad)
+    return conversion
+
+
+def _options(present: Sequence[PlannedTensor]) -> list[str]:
+    """What all ranks have to ask for alike."""
+    specs: dict[int, GlobalSpec] = {id(one.spec): one.spec for one in present if one.conversion}
+    return [text for spec in specs.values() for text in spec.statements]
+
+
+def _known_buffers(
+    new: Sequence[PlannedTensor], buffers: ReplacedBuffers, proposal: Proposal, meets: bool
+) -> dict[int, Tensor]:
+    """By the planned tensor's id, the global buffer that took its tensor's place before."""
+    before = [one for one in new if buffers.has(one.tensor)]
+    known = [buffers.same(one) for one in before]
+    same = [one is not None for one in known]
+    if before and meets and can_meet():
+        with proposal.waiting():
             same = all_true(same)  # or one rank would have one buffer, and the others two
-        for job, one, it_is in zip(before, kept, same):
-            if it_is:
-                job.kept = one
+    return {id(one): tensor for one, tensor, is_same in zip(before, known, same) if is_same}
 
-    def close(self) -> None:
-        """Let go of every tensor."""
-        self._memo.close()
-        self.own.clear()
-        self.by_rule.clear()
 
-    def _put(self, job: _Job) -> None:
-        item, old = job.item, job.item.tensor
-        if job.known is not None:
-            kept, fresh = job.known, False
-        elif job.kept is not None:
-            kept, fresh = job.kept, False
+def _put(planned: PlannedTensor, buffers: ReplacedBuffers, known: Tensor | None) -> Applied:
+    """Put into the tensor's places what takes its place."""
+    old, conversion = planned.tensor, planned.conversion
+    if conversion is None:
+        now = replacement(old)
+    elif known is not None:
+        now = known
+    else:
+        grad = old.grad if conversion.grad is None else conversion.grad.result
+        if isinstance(old, nn.Parameter):
+            now = make_global(old, conversion.result, grad)
         else:
-            assert job.piece is not None
-            made, fresh = job.piece.made, True
-            grad = job.grad if job.grad_piece is None else job.grad_piece.made
-            if isinstance(old, nn.Parameter):
-                kept = make_global(old, made, grad)
-            else:
-                kept = made
-                kept.requires_grad_(old.requires_grad)
-                kept.grad = grad
-                self._memo.remember(old, job.digest, kept)
-        if self._spec.existing == "error":
-            self.own[id(kept)] = kept
-        if item.pattern is not None:
-            self.by_rule[id(kept)] = Decision(item.spec, item.pattern, item.wish, kept)
-        if kept is not old:
-            _replace(job.places, old, kept)
-            if isinstance(old, nn.Parameter):
-                remember_replacement(old, kept)
-        if fresh:
-            self._records.add(item, job.places, kept)
+            now = conversion.result
+            now.requires_grad_(old.requires_grad)
+            now.grad = grad
+            buffers.remember(old, conversion.digest, now)
+    if now is not old:
+        _replace(planned, now)
+    return planned, now, conversion is not None and known is None
 
 
-def _places(item: Item) -> list[Place]:
-    # A hook nearer to the registry may have been here, or a class kept something else.
-    return [
-        (owner, which, name)
-        for owner, which, name in item.places
-        if store(owner, which).get(name) is item.tensor
-    ]
-
-
-def _replace(places: list[Place], old: Tensor, new: Tensor) -> None:
-    for owner, which, name in places:
+def _replace(planned: PlannedTensor, new: Tensor) -> None:
+    old = planned.tensor
+    for owner, which, name in planned.places:
         store(owner, which)[name] = new
         # A class with a __setattr__ of its own may keep the Parameter elsewhere too, as the RNNs
         # of OneFlow do in _flat_weights.
         if isinstance(old, nn.Parameter) and has_own_methods(owner, ("__setattr__",)):
-            token = pending.set((owner, name, new))
-            try:
-                setattr(owner, name, new)
-            finally:
-                pending.reset(token)
+            _assign_by_its_class(owner, name, new)
+    if isinstance(old, nn.Parameter):
+        _remember_replacement(old, new)
+
+
+def _assign_by_its_class(owner: Module, name: str, new: Tensor) -> None:
+    def forward() -> None:
+        setattr(owner, name, new)
+
+    frame = sys._getframe()
+    token = under_way.set(Assignment(forward, owner, "__setattr__", name, new, frame))
+    try:
+        forward()
+    finally:
+        under_way.reset(token)
+
+
+class ReplacedBuffers:
+    """The buffers that one scope or call has replaced by global ones, so that ties stay ties."""
+
+    def __init__(self) -> None:
+        # OneFlow's tensors take no weak reference; the old one is kept so that its id stays its.
+        self._pairs: dict[int, tuple[Tensor, bytes, Tensor]] = {}
+
+    def has(self, old: Tensor) -> bool:
+        """Whether ``old`` was replaced before."""
+        return id(old) in self._pairs
+
+    def same(self, planned: PlannedTensor) -> Tensor | None:
+        """What took the place of its tensor before, if it would do so again.
+
+        A scratch tensor that was written to in between is another buffer.
+        """
+        known = self._pairs.get(id(planned.tensor))
+        digest = None if planned.conversion is None else planned.conversion.digest
+        if known is None or digest is None:
+            return None
+        _, made_of, now = known
+        same = made_of == digest and now.sbp == planned.target
+        return now if same and now.placement == planned.spec.placement else None
+
+    def remember(self, old: Tensor, digest: bytes | None, new: Tensor) -> None:
+        # Who drops what it has registered cannot register it again.
+        for key in _held_by_none_but(self._pairs):
+            del self._pairs[key]
+        if digest is not None:
+            self._pairs[id(old)] = (old, digest, new)
+
+    def close(self) -> None:
+        """Let go of every tensor."""
+        self._pairs.clear()
+        _prune()
+
+
+# The Parameters that were replaced, by all scopes and calls: an optimizer, or another scope, may
+# come with the old one later.
+_replaced: dict[int, tuple[Tensor, Tensor]] = {}
+
+
+def replacement(old: Tensor) -> Tensor | None:
+    """The global Parameter that took the place of a local one, if there is one."""
+    return _replaced.get(id(old), (None, None))[1]
+
+
+def _remember_replacement(old: Tensor, new: Tensor) -> None:
+    """Keep the pair for as long as anybody else holds ``old``."""
+    _replaced[id(old)] = (old, new)
+    if _at_collection not in gc.callbacks:
+        gc.callbacks.append(_at_collection)
+
+
+def _prune() -> None:
+    for key in _held_by_none_but(_replaced):
+        del _replaced[key]
+    if not _replaced and _at_collection in gc.callbacks:
+        gc.callbacks.remove(_at_collection)
+
+
+def _references(one: object) -> int:
+    return sys.getrefcount(one)
+
+
+# What is counted of an object that nothing but a pair in a dict holds, counted the same way.
+_ALONE = next(_references(pair[0]) for pair in {0: (object(), None)}.values())
+
+
+def _held_by_none_but(pairs: Mapping[int, tuple[Any, ...]]) -> list[int]:
+    """The keys of the pairs whose first is held by nobody else."""
+    return [key for key, pair in pairs.items() if _references(pair[0]) <= _ALONE]
+
+
+def _at_collection(phase: str, _: dict[str, int]) -> None:
+    # In the place of the weak references that OneFlow's Parameters do not take.
+    if phase == "stop":
+        _prune()

@@ -1,38 +1,24 @@
-"""``local_to_global``: a module that exists already."""
+"""``local_to_global``: a module that exists already becomes global."""
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..layout.spec import (
-    TIMEOUT,
-    Buffers,
-    Existing,
-    GlobalSpec,
-    Source,
-    Unsplittable,
-    check_flag,
-    check_module,
-)
-from .meter import mark
+from ..layout.spec import GlobalSpec, Options, check_flag, check_names, takes_options
+from ..modules.registry import check_module
+from .plan import Plan
 from .session import Session
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 M = TypeVar("M")
 
 
+@takes_options
 def local_to_global(
-    module: M,
-    placement: Any,
-    sbp: Any,
-    *,
-    source: Source = "full",
-    existing: Existing = "keep",
-    buffers: Buffers = "broadcast",
-    unsplittable: Unsplittable = "error",
-    same_placement: bool = False,
-    check: bool = True,
-    timeout: float = TIMEOUT,
-    progress: bool = False,
+    module: M, placement: Any, sbp: Any, *, progress: bool = False, **options: Unpack[Options]
 ) -> M:
     """Make global, in place, what is local in a module and all below it; return the module.
 
@@ -73,27 +59,14 @@ def local_to_global(
         TiedRulesWarning: the rules differ over a tensor that is tied; the first met is taken.
     """
     check_module(module, "local_to_global")
+    check_names("local_to_global", options)
     check_flag("progress", progress)
-    session = Session(
-        GlobalSpec(
-            placement=placement,
-            sbp=sbp,
-            source=source,
-            existing=existing,
-            buffers=buffers,
-            unsplittable=unsplittable,
-            same_placement=same_placement,
-            check=check,
-            timeout=timeout,
-        )
-    )
-    start = mark()
-    try:
-        with session.telling(f"local_to_global of {type(module).__name__}"):
-            session.convert_tree(module, progress)
-    finally:
-        session.meter.add_since(start)
-        session.close()
-    session.tell_end(lambda: f"local_to_global of {type(module).__name__}")
-    session.warn(stacklevel=2)
+    spec = GlobalSpec(placement, sbp, **options)
+    session, label = Session(spec), type(module).__name__
+    with session.running(f"local_to_global of {label}"):
+        take_in = partial(Plan.add_tree, root=label, module=module, path="")
+        what = f"the conversion of {label}"
+        session.convert(take_in, "value", label, what, progress=progress)
+    session.log_end(lambda: f"local_to_global of {label}")
+    session.warn()
     return module

@@ -10,16 +10,16 @@ from typing import Any, TypeVar
 
 import oneflow as flow
 
-from .._text import received
+from .._compat import Tensor, this_rank
+from .._text import short_repr
 from ..errors import ConversionError, SpecTypeError, SplitUpdateWarning
-from ..layout.rules import BROADCAST, show_sbp, split_axis
-from ..layout.spec import TIMEOUT, GlobalSpec, Shape, Source
-from ..ranks.agreement import Event, Line, agree
-from ..ranks.collectives import gather, this_rank
-from ..tensors.batch import settle
-from ..tensors.convert import Tensor
-from ..tensors.pieces import Piece
-from .memo import replacement
+from ..layout.placement import PlacementLayout, Shape, layout_of
+from ..layout.sbp import BROADCAST, show_sbp, split_axis
+from ..layout.spec import TIMEOUT
+from ..ranks.agreement import Proposal, Statement, agree
+from ..ranks.collectives import all_gather
+from ..tensors.batch import TensorConversion, convert_batch
+from .apply import replacement
 
 O = TypeVar("O")  # noqa: E741
 
@@ -57,8 +57,9 @@ def optimizer_to_global(optimizer: O) -> O:
     """
     if not isinstance(optimizer, flow.optim.Optimizer):
         raise SpecTypeError(
-            f"optimizer must be a flow.optim.Optimizer. Received: optimizer={received(optimizer)}. "
-            "Write, for example, optimizer_to_global(flow.optim.SGD(model.parameters(), lr=0.1))"
+            "optimizer must be a flow.optim.Optimizer. Received: "
+            f"optimizer={short_repr(optimizer)}. Write, for example, "
+            "optimizer_to_global(flow.optim.SGD(model.parameters(), lr=0.1))"
         )
     follow = _Follow(optimizer)
     follow.agree()
@@ -78,7 +79,7 @@ def optimizer_to_global(optimizer: O) -> O:
 
 
 # What a state tensor is to become, as the ranks tell each other.
-_WHOLE, _PART, _COUNTER, _MISFIT, _UNKNOWN = range(5)
+_REPLICA, _SHARD, _COUNTER, _MISFIT, _UNKNOWN = range(5)
 _WORDS = ("the whole", "its component", "one number", "another shape", "")
 
 
@@ -96,37 +97,40 @@ class _State:
         return self.holder[self.name]
 
     @cached_property
-    def part(self) -> Shape:
+    def layout(self) -> PlacementLayout:
+        return layout_of(self.parameter.placement)
+
+    @cached_property
+    def component(self) -> Shape:
         return tuple(self.parameter.to_local().shape)
 
     @property
-    def is_member(self) -> bool:
-        return this_rank() in self.parameter.placement.ranks
+    def is_ignored(self) -> bool:
+        """Whether what this rank has counts for nothing: it is not in the placement."""
+        return bool(self.value.is_local and self.layout.position is None)
 
     def kind(self) -> int:
         """What it is by this rank's own shape, which counts on the ranks of the placement only."""
         shape = tuple(self.value.shape)
-        if self.value.is_local and not self.is_member:
+        if self.is_ignored:
             return _UNKNOWN
         if shape == tuple(self.parameter.shape):
-            return _WHOLE
-        if self.value.is_local and shape == self.part:
-            return _PART
+            return _REPLICA
+        if self.value.is_local and shape == self.component:
+            return _SHARD
         return _COUNTER if shape == () else _MISFIT
 
-    def piece(self, kind: int) -> Piece:
+    def conversion(self, kind: int) -> TensorConversion:
         """How it becomes what the ranks have settled that it is."""
-        source: Source = "shard" if kind == _PART else "full"
-        spec = GlobalSpec(self.parameter.placement, list(self.parameter.sbp), source=source)
-        sbp = spec.whole() if kind == _COUNTER else self.parameter.sbp
-        value = self.value
-        if value.is_local and not self.is_member:  # what it has here counts for nothing
-            shape = () if kind == _COUNTER else tuple(self.parameter.shape)
-            value = flow.empty(shape, dtype=value.dtype)
-        piece = Piece(f"{self.label}.{self.name}", "state", value, spec, sbp)
-        if kind == _PART:
-            piece.logical = tuple(self.parameter.shape)
-        return piece
+        sbp = self.layout.broadcast if kind == _COUNTER else tuple(self.parameter.sbp)
+        logical, value = tuple(self.parameter.shape), self.value
+        if self.is_ignored:
+            value = flow.empty(() if kind == _COUNTER else logical, dtype=value.dtype)
+        path, is_shard = f"{self.label}.{self.name}", kind == _SHARD
+        conversion = TensorConversion(path, "state", value, self.layout, sbp, is_shard=is_shard)
+        if is_shard:
+            conversion.logical = logical
+        return conversion
 
     def complaint(self, kinds: Sequence[int]) -> str:
         """What is wrong with it; ``kinds`` are those of all ranks."""
@@ -136,13 +140,15 @@ class _State:
         theirs = "" if other == mine else f"; on rank {other}: {_WORDS[kinds[other]]}"
         return (
             f"{self.label}: its optimizer state {self.name!r} does not fit. Expected, alike on all "
-            f"ranks: shape {tuple(self.parameter.shape)}, the whole, or {self.part}, this rank's "
-            f"component. Received on this rank (rank {mine}): shape {tuple(self.value.shape)}"
-            f"{theirs}. Make a new optimizer"
+            f"ranks: shape {tuple(self.parameter.shape)}, the whole, or {self.component}, this "
+            f"rank's component. Received on this rank (rank {mine}): shape "
+            f"{tuple(self.value.shape)}{theirs}. Make a new optimizer"
         )
 
 
 class _Follow:
+    """The state of an optimizer that has to move, agreed on and then moved."""
+
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
         self._states = [
@@ -164,33 +170,40 @@ class _Follow:
         """Each Parameter as it is now, with a label."""
         return ((label, _now(parameter)) for label, parameter in self._groups())
 
-    def _event(self) -> Event:
+    def _proposal(self) -> Proposal:
         kind = type(self._optimizer).__name__
-        return Event("optimizer", Line(kind, f"optimizer_to_global of {kind}"), TIMEOUT)
+        title = Statement(kind, f"optimizer_to_global of {kind}")
+        return Proposal("optimizer", title, TIMEOUT)
 
     def agree(self) -> None:
         """Settle what each state is, or raise on all ranks where one has state that misfits."""
         if not self._states:
-            return  # nothing to follow, and nobody is told
-        event = self._event()
-        event.lines = [
-            Line(state.label, f"state {state.name!r} of {state.label}") for state in self._states
+            return  # nothing to follow, and no other rank hears of it
+        proposal = self._proposal()
+        proposal.statements = [
+            Statement(state.label, f"state {state.name!r} of {state.label}")
+            for state in self._states
         ]
-        agree(event)
-        told = list(zip(*gather([state.kind() for state in self._states])))
-        for state, kinds in zip(self._states, told):
+        agree(proposal)
+        gathered = list(zip(*all_gather([state.kind() for state in self._states])))
+        for state, kinds in zip(self._states, gathered):
             # By what all ranks said, so that those outside the placement raise as well.
             known = {kind for kind in kinds if kind != _UNKNOWN}
             if len(known) > 1 or _MISFIT in known:
                 raise ConversionError(state.complaint(kinds))
-        self._kinds = [min(kinds) for kinds in told]
+        self._kinds = [min(kinds) for kinds in gathered]
 
     def apply(self) -> None:
         if self._states:
-            pieces = [state.piece(kind) for state, kind in zip(self._states, self._kinds)]
-            settle([piece for piece in pieces if piece.way != "own"], self._event())
-            for state, piece in zip(self._states, pieces):
-                state.holder[state.name] = piece.make() if piece.way == "own" else piece.made
+            batch = [state.conversion(kind) for state, kind in zip(self._states, self._kinds)]
+            proposal = self._proposal()
+            placements = [f"placement={one.layout.placement}" for one in batch]
+            proposal.options = list(dict.fromkeys(placements))
+            # A shard needs no more agreement: its logical shape is the Parameter's.
+            convert_batch([one for one in batch if one.state != "shard"], proposal)
+            for state, conversion in zip(self._states, batch):
+                conversion.convert()
+                state.holder[state.name] = conversion.result
         for group in self._optimizer.param_groups:
             for p, parameter in enumerate(group.parameters):
                 now = _now(parameter)

@@ -1,106 +1,119 @@
-"""One passage through a scope, or one call: it plans, converts, and records what it did."""
+"""A session: one passage through a scope, or one call, that plans, converts and records."""
 
 from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from ..errors import (
-    DivergenceError,
-    LateRuleWarning,
-    TiedRulesWarning,
-    UnusedRuleWarning,
-)
+from oneflow import Tensor
+
+from .._compat import this_rank, world_size
+from .._text import one_line
+from ..errors import DivergenceError, LateRuleWarning, TiedRulesWarning, UnusedRuleWarning
 from ..layout.spec import GlobalSpec
-from ..modules.registry import STORE_OF, Before, Module, Slot, join, store
-from ..modules.uninitialized import is_fresh
-from ..ranks.agreement import Event, Line, agree
-from ..ranks.collectives import can_meet, this_rank
-from ..scopes.deferred import Assigned
-from ..tensors.convert import Tensor
-from . import log
-from .apply import Work, is_pending, pending
-from .items import Met
-from .meter import Meter
-from .plan import Plan
-from .records import Records
-from .summary import headline
+from ..modules.hook import Assignment, under_way
+from ..modules.registry import STORE_OF, store
+from ..modules.uninitialized import is_uninitialized
+from ..ranks.agreement import Event, Proposal, Statement, agree
+from ..ranks.collectives import can_meet
+from .apply import ReplacedBuffers, apply_plan
+from .plan import ByRule, Plan, PlannedTensor
+from .records import Records, mark
+from .summary import DEBUG, INFO, headline, is_logged, write_log
 
 
 class Session:
-    """The state of one scope that is open, or of one call.
+    """The state of one scope that is open, or of one call; the hook's handler for a scope.
 
-    ``own`` are global tensors that do not count as existing ones; ``lasts``: it may come upon what
-    it has made global itself. Whoever enters its ``meter`` has it count what the session costs.
+    ``own`` are global tensors that do not count as existing ones. ``title`` names the session in
+    the log, where its end is to be a line there.
     """
 
     def __init__(
-        self, spec: GlobalSpec, own: Iterable[Tensor] = (), *, lasts: bool = False
+        self,
+        spec: GlobalSpec,
+        records: Records | None = None,
+        own: Iterable[Tensor] = (),
+        title: Callable[[], str] | None = None,
     ) -> None:
         self.spec = spec
-        self.records = Records(lasts)
-        self.meter = Meter()
-        self._work = Work(spec, self.records, own)
+        self.records = Records() if records is None else records
+        self._title = title
+        self._own = {id(tensor): tensor for tensor in own}  # and what is made global here
+        self._by_rule: dict[int, ByRule] = {}
+        self._buffers = ReplacedBuffers()
         self._used: set[str] = set()
         self._conflicts: list[str] = []
         self._late: dict[str, str] = {}
-        self._assigned = Assigned()  # with when="exit"
         self._parted = False  # the ranks have met for the last time in this one
-        self._tells = False  # inside of telling()
-        self._oneflows: BaseException | None = None  # an error of OneFlow's own, meanwhile
+        self._watches = False  # for errors of OneFlow's own, inside of running()
+        self._oneflows: BaseException | None = None  # such an error
 
-    def assign(
-        self, forward: Callable[[], Any], module: Module, slot: Slot, name: str, value: Any
-    ) -> Any:
-        """Let OneFlow register ``value`` by ``forward()``, then make global what is local in it.
+    def on_assign(self, assignment: Assignment) -> Any:
+        """Let OneFlow register what is assigned, then make global what is local in it."""
+        if assignment.kind is None:
+            return self.pass_by(assignment)
+        start = mark()
+        try:
+            return self.assign(assignment)
+        finally:
+            self.records.add_cost(start)
+
+    def pass_by(self, assignment: Assignment) -> Any:
+        """Let OneFlow have what it does not register, and note it where that is a local tensor."""
+        result = assignment.forward()
+        module, name, value = assignment.module, assignment.name, assignment.value
+        # Not where the class keeps it elsewhere, or it was never a module's state.
+        if isinstance(value, Tensor) and module.__dict__.get(name) is value and value.is_local:
+            self.records.add_attribute(module, name, value)
+        return result
+
+    def assign(self, assignment: Assignment) -> Any:
+        """Convert one assignment.
 
         OneFlow goes first because it may refuse (a name that is a class attribute, say), which
         has to be known before anything is sent. Where the conversion fails afterwards the module
         is as it was before.
         """
-        if is_pending(module, name, value):
-            return self._by_oneflow(forward)
-        if self.spec.when == "exit":
-            goes_on = id(value) in self._not_existing(module, slot, name, value)
-            result = forward()
-            (self._assigned.forget if goes_on else self._assigned.add)(module, name)
-            return result
-        plan = self._planned(module, slot, name, value)
-        label = join(type(module).__name__, name)
-        title = Line(label, f"the assignment of {label}")
-        before, fresh, since, sent = None, False, self.records.count, False
+        plan = self._planned(assignment)
+        kind, module, name = assignment.kind, assignment.module, assignment.name
+        uninitialized = False
         if plan.is_due:
-            before = Before(module, name)
-            if slot == "parameter" and can_meet():
-                # The hook's caller, if nobody stands between.
-                fresh = is_fresh(module, name, sys._getframe(3))
-        token = pending.set((module, name, value))
+            assignment.keep_before()
+            if kind == "parameter" and world_size() > 1 and can_meet():
+                uninitialized = is_uninitialized(module, name, assignment.frame)
+        token = under_way.set(assignment)
         try:
-            result = self._by_oneflow(forward)
+            result = self._by_oneflow(assignment)
         finally:
-            pending.reset(token)
-        if before is not None:
-            if slot == "module" and store(module, STORE_OF[slot]).get(name) is not value:
-                return result  # a class of its own mind keeps it elsewhere, or another one
-            try:
-                sent = self._apply(plan, "value", title, fresh=fresh)
-            except BaseException:
-                before.restore()
-                raise
-        self._over(plan, title, since, sent)
+            under_way.reset(token)
+        label = f"{type(module).__name__}.{name}"
+        title = Statement(label, f"the assignment of {label}")
+        if not plan.is_due:
+            self._note(plan, title)
+            return result
+        if kind == "module" and module.__dict__["_modules"].get(name) is not assignment.value:
+            return result  # the class keeps it elsewhere, or keeps another one
+        try:
+            done = self._apply(plan, "value", title, uninitialized=uninitialized)
+        except BaseException:
+            assignment.undo()
+            raise
+        self._note(plan, title, *done)
         return result
 
-    def _planned(self, module: Module, slot: Slot, name: str, value: Any) -> Plan:
+    def _planned(self, assignment: Assignment) -> Plan:
+        kind, module, name = assignment.kind, assignment.module, assignment.name
         root = type(module).__name__
-        own = self._not_existing(module, slot, name, value)
-        plan = Plan(self.spec, own, self._work.by_rule)
-        if slot == "module":
-            plan.add_tree(root, value, name)
+        own = () if self.spec.existing != "error" else self.not_existing(assignment)
+        plan = Plan(self.spec, own, self._by_rule)
+        if kind == "parameter" or kind == "buffer":
+            plan.add_tensor(root, module, name, kind, assignment.value)
         else:
-            plan.add(root, module, name, slot, value)
+            plan.add_tree(root, assignment.value, name)
         if self.spec.same_placement:
             plan.look_at(root, module, but=name)
         plan.settle()
@@ -108,159 +121,157 @@ class Session:
         self._late.update(plan.late)
         return plan
 
-    def _by_oneflow(self, forward: Callable[[], Any]) -> Any:
+    def _by_oneflow(self, assignment: Assignment) -> Any:
         try:
-            return forward()
+            return assignment.forward()
         except Exception as error:
-            if self._tells:
+            if self._watches:
                 self._oneflows = error
             raise
 
-    def _not_existing(self, module: Module, slot: Slot, name: str, value: Any) -> Iterable[int]:
+    def not_existing(self, assignment: Assignment) -> Iterable[int]:
         """The ids of global tensors that are no find for ``existing="error"``."""
         if self.spec.existing != "error":
             return ()
-        own = set(self._work.own)
-        held = None if slot == "module" else store(module, STORE_OF[slot]).get(name)
-        if held is not None and held.is_global:
-            own.add(id(value))  # what is global goes on as such: an average that is updated
+        own, kind = set(self._own), assignment.kind
+        if kind != "module" and kind is not None:
+            held = store(assignment.module, STORE_OF[kind]).get(assignment.name)
+            if held is not None and held.is_global:
+                # What is global goes on as such: an average that is updated.
+                own.add(id(assignment.value))
         return own
 
-    def forget(self, module: Module, name: str) -> None:
-        """With ``when="exit"``: the name was assigned again where nothing is converted."""
-        self._assigned.forget(module, name)
+    def convert(
+        self, take_in: Callable[[Plan], None], event: Event, path: str, what: str, **how: bool
+    ) -> None:
+        """Make global what is local in a value that exists, which ``take_in`` adds to the plan.
 
-    def forget_tree(self, module: Module) -> None:
-        """With ``when="exit"``: a class that states its layout has taken the tree over."""
-        self._assigned.forget_tree(module)
-
-    def convert_tree(self, module: Module, progress: bool = False) -> None:
-        """Make global what is local in a module that exists."""
-        label = type(module).__name__
+        ``what`` this is, and the ``path`` that it is about, is what messages say.
+        """
+        title = Statement(path, what)
+        # The plan is nobody else's, because it holds the tensors that are replaced.
         plan = Plan(self.spec)
-        plan.add_tree(label, module, "")
+        take_in(plan)
         plan.settle()
         self._used |= plan.used
-        title = Line(label, f"the conversion of {label}")
-        self._over(plan, title, 0, self._apply(plan, "value", title, progress))
-
-    def convert_assigned(self) -> None:
-        """With ``when="exit"``: make global what was assigned, as one value."""
-        plan = Plan(self.spec)
-        for root in self._assigned.roots():
-            for path, owner, names in self._assigned.below(root):
-                if names is None:
-                    plan.add_tree(type(root).__name__, owner, path)
-                else:
-                    plan.add_own(type(root).__name__, owner, path, names)
-            if self.spec.same_placement:
-                plan.look_at(type(root).__name__, root)
-        plan.settle()
-        self._used |= plan.used
-        title = Line("", "the end of the scope")
-        self._over(plan, title, 0, self._apply(plan, "close", title))
+        self._note(plan, title, *self._apply(plan, event, title, **how))
 
     def _apply(
-        self, plan: Plan, kind: str, title: Line, progress: bool = False, fresh: bool = False
-    ) -> bool:
-        """Carry the plan out; whether values were sent."""
-        event = Event(kind, title, self.spec.timeout)
+        self, plan: Plan, event: Event, title: Statement, **how: bool
+    ) -> tuple[list[PlannedTensor], int, bool]:
+        """Carry a plan out; return what changed, how many are new, and whether values were sent."""
+        proposal = Proposal(event, title, self.spec.timeout)
+        changing = plan.changing()
         try:
-            sent = self._work.carry_out(plan, event, progress, fresh)
+            applied = apply_plan(changing, proposal, self._buffers, check=self.spec.check, **how)
         except DivergenceError:
             self._parted = True
             raise
         self._conflicts += plan.conflicts
-        return sent
+        made = 0
+        for planned, tensor, is_new in applied:
+            if self.spec.existing == "error":
+                self._own[id(tensor)] = tensor
+            if planned.pattern is not None:
+                by = ByRule(planned.spec, planned.pattern, planned.wish, tensor)
+                self._by_rule[id(tensor)] = by
+            if is_new:
+                self.records.add_converted(planned, tensor)
+                made += 1
+        return changing, made, proposal.sends_values
 
-    def _over(self, plan: Plan, title: Line, since: int, sent: bool) -> None:
-        """Record what has stayed as it was, and log the event, which is over and done.
-
-        ``since``: how many tensors had been converted before it.
-        """
-        stayed = self.records.note(plan.unchanged()) if plan.has_unchanged else 0
-        if log.is_on(log.DEBUG) and (stayed or plan.is_due):
-            made = self.records.converted[since:]
-            nbytes, values = sum(one.nbytes for one in made), "sent" if sent else "not sent"
-            what = f"{len(made)} made global, {nbytes} bytes here, values {values}"
-            log.say(log.DEBUG, lambda: f"{title.text}: {what}; {stayed} stayed as they were")
-
-    def tell_end(
-        self, what: Callable[[], str], ended_by: type[BaseException] | None = None
+    def _note(
+        self,
+        plan: Plan,
+        title: Statement,
+        changing: Sequence[PlannedTensor] = (),
+        made: int = 0,
+        sent: bool = False,
     ) -> None:
-        """Log on rank 0 what the whole scope or call, which ``what`` names, has done."""
-        if log.is_on(log.INFO) and this_rank() == 0:
-            by = "" if ended_by is None else f", ended by {ended_by.__name__}"
-            log.say(log.INFO, lambda: f"{what()}{by}: {headline(self.records, self.meter)}")
+        """Record what has stayed as it was, and log what has been done.
 
-    def note_attribute(self, module: Module, name: str, value: Tensor) -> None:
-        """Record a local tensor that OneFlow has not registered."""
-        why = "a plain attribute, which OneFlow does not register"
-        self.records.note([Met(name, module, name, "attribute", value, why)])
-
-    def warn(self, stacklevel: int) -> None:
-        """Name the patterns that decided nothing, and those that differ over a tied tensor."""
-        messages: list[tuple[str, type[Warning]]] = [
-            (message, TiedRulesWarning) for message in self._conflicts
-        ]
-        messages += [(message, LateRuleWarning) for message in self._late.values()]
-        patterns = self.spec.rules.patterns
-        for pattern in patterns:
-            # A last '*' for what the others leave over may have nothing to do.
-            if pattern not in self._used and not (pattern == "*" == patterns[-1]):
-                text = (
-                    f"the rule {pattern!r} of sbp decided for no tensor: it matched nothing, or "
-                    "only what an earlier rule or buffers="
-                    f"{self.spec.buffers!r} decides. Patterns are matched against the path and "
-                    "against OwnerClass.attribute. Correct it or leave it out"
-                )
-                messages.append((text, UnusedRuleWarning))
-        for message, category in messages:
-            warnings.warn(message, category, stacklevel=stacklevel + 1)
-
-    def closed(self) -> None:
-        """The scope has ended, on this rank."""
-        self._meet("close", "the end of the scope")
-
-    def left(self, error: BaseException) -> None:
-        """It was left by an exception, which goes on."""
-        # Where a generator is closed, or a program interrupted, the others may not come.
-        if not isinstance(error, (GeneratorExit, KeyboardInterrupt)):
-            with suppress(DivergenceError):
-                self._meet("left", f"left the scope by {_say(error)}")
+        ``made``: how many tensors were converted.
+        """
+        unchanged = plan.unchanged(changing)
+        stayed = self.records.add_unchanged(unchanged) if unchanged else 0
+        if is_logged(DEBUG) and (stayed or plan.is_due):
+            new = self.records.converted[-made:] if made else []
+            nbytes, values = sum(one.nbytes for one in new), "sent" if sent else "not sent"
+            what = f"{made} made global, {nbytes} bytes here, values {values}"
+            write_log(DEBUG, lambda: f"{title.text}: {what}; {stayed} stayed as they were")
 
     @contextmanager
-    def telling(self, what: str) -> Iterator[None]:
-        """A block whose exceptions the other ranks are told at once, since no scope's end will.
+    def running(self, what: str, left_by: BaseException | None = None) -> Iterator[None]:
+        """The block with which the session ends: a whole call, or the end of a scope.
 
-        OneFlow's own errors are nobody else's.
+        ``left_by`` is the exception by which a scope was left before. Where the block is refused
+        the other ranks are told at once, since no end of a scope will tell them; errors of
+        OneFlow's own concern nobody else.
         """
-        self._tells = True
+        ended_by = left_by
+        start = mark()
+        self._watches = True
         try:
-            yield
-        except Exception as error:
-            if error is not self._oneflows:
+            # Where a generator is closed, or a program interrupted, the others may not come.
+            if left_by is not None and not isinstance(left_by, (GeneratorExit, KeyboardInterrupt)):
                 with suppress(DivergenceError):
-                    self._meet("refused", f"{what} was refused by {_say(error)}")
+                    self.meet("left", f"left the scope by {one_line(left_by)}")
+            yield
+        except BaseException as error:
+            ended_by = error
+            if isinstance(error, Exception) and error is not self._oneflows:
+                with suppress(DivergenceError):
+                    self.meet("refused", f"{what} was refused by {one_line(error)}")
             raise
         finally:
-            self._tells, self._oneflows = False, None
+            self._watches, self._oneflows = False, None
+            self.records.add_cost(start)
+            self._let_go()
+            if self._title is not None:
+                self.log_end(self._title, ended_by)
 
-    def _meet(self, kind: str, text: str) -> None:
+    def meet(self, event: Event, text: str) -> None:
+        """Meet the other ranks for the last time in this session, if that has not been."""
         if self.spec.check and not self._parted and can_meet():
             self._parted = True
-            agree(Event(kind, Line("", text), self.spec.timeout))
+            agree(Proposal(event, Statement("", text), self.spec.timeout))
 
-    def close(self) -> None:
+    def _let_go(self) -> None:
         """Let go of every tensor and module."""
-        self.records.close()
-        self._work.close()
-        self._assigned.clear()
+        self.records.forget_made()
+        self._buffers.close()
+        self._own.clear()
+        self._by_rule.clear()
+
+    def log_end(self, title: Callable[[], str], ended_by: BaseException | None = None) -> None:
+        """Log on rank 0 what the whole scope or call has done."""
+        if is_logged(INFO) and this_rank() == 0:
+            by = "" if ended_by is None else f", ended by {type(ended_by).__name__}"
+            write_log(INFO, lambda: f"{title()}{by}: {headline(self.records)}")
+
+    def warn(self) -> None:
+        """Name the patterns that decided nothing, and those that differ over a tied tensor."""
+        messages: list[tuple[str, type[Warning]]] = [
+            *((message, TiedRulesWarning) for message in self._conflicts),
+            *((message, LateRuleWarning) for message in self._late.values()),
+        ]
+        for pattern in self.spec.rules.unused(self._used):
+            text = (
+                f"the rule {pattern!r} of sbp decided for no tensor: it matched nothing, or "
+                "only what an earlier rule or buffers="
+                f"{self.spec.buffers!r} decides. Patterns are matched against the path and "
+                "against OwnerClass.attribute. Correct it or leave it out"
+            )
+            messages.append((text, UnusedRuleWarning))
+        if messages:
+            stacklevel = _depth_of_the_caller()
+            for message, category in messages:
+                warnings.warn(message, category, stacklevel=stacklevel)
 
 
-def _say(error: BaseException) -> str:
-    try:
-        text = str(error)[:500]
-    except Exception:  # it is the user's, and may be broken
-        text = "(its text cannot be shown)"
-    return f"{type(error).__name__}: {text}"
+def _depth_of_the_caller() -> int:
+    """The ``stacklevel`` in the function that calls this of the nearest code that is not ours."""
+    ours, level, frame = __name__.partition(".")[0], 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] == ours:
+        frame, level = frame.f_back, level + 1
+    return level

@@ -1,9 +1,19 @@
-"""What a scope or a call has done, as text and as tables of rich."""
+"""The summary of a scope or a call: as text, as tables of rich, and as lines of the log.
+
+The logger ``autoglobal`` is silent until the program gives it a handler. A line is written when
+what it tells is over, and one that cannot be written changes nothing: it must neither leave a
+module half converted nor part the ranks, of which one alone may log.
+"""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+import logging
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from logging import DEBUG, INFO
 from typing import Any, Union
 
 from rich.box import HEAVY_HEAD, Box
@@ -13,28 +23,46 @@ from rich.table import Table
 from rich.text import Text
 
 from .._compat import dtype_name
-from ..layout.rules import show_sbp
-from .meter import Meter
+from ..layout.sbp import show_sbp
 from .records import Kept, Left, Record, Records
 
+__all__ = ["DEBUG", "INFO", "headline", "is_logged", "plain", "pretty", "write_log"]
+
 ROWS = 20  # of each table
-_WHAT = ("path", "class", "kind", "shape", "dtype")
+_COLUMNS = ("path", "class", "kind", "shape", "dtype")
 _WIDTH = 1 << 12  # in plain text nothing is folded
 
+_logger = logging.getLogger("autoglobal")
+_logger.addHandler(logging.NullHandler())
 
-def headline(records: Records, meter: Meter) -> str:
+# Whether a line of a level is wanted; to be asked before anything is made up for one.
+is_logged = _logger.isEnabledFor
+
+
+def write_log(level: int, text: Callable[[], str]) -> None:
+    """Write one line; an error in it, or of a handler's or a filter's own, goes to stderr."""
+    try:
+        _logger.log(level, text(), stacklevel=2)
+    except Exception:
+        # As logging.Handler.handleError does, which not every handler gets to.
+        if logging.raiseExceptions and sys.stderr is not None:
+            with suppress(Exception):
+                traceback.print_exc()
+
+
+def headline(records: Records) -> str:
     """How many tensors, how long it took, and what was sent, in one line."""
     here = sum(one.nbytes for one in records.converted)
     return (
-        f"{records.count} converted ({decimal(here)} here), {len(records.kept)} kept, "
-        f"{len(records.left)} left local; {meter.seconds:.3f} s, {decimal(meter.sent)} sent, "
-        f"{decimal(meter.received)} received"
+        f"{records.count_converted()} converted ({decimal(here)} here), {len(records.kept)} kept, "
+        f"{len(records.left)} left local; {records.seconds:.3f} s, {decimal(records.sent)} sent, "
+        f"{decimal(records.received)} received"
     )
 
 
-def pretty(title: str, records: Records, meter: Meter, box: Box | None = HEAVY_HEAD) -> Group:
+def pretty(title: str, records: Records, box: Box | None = HEAVY_HEAD) -> Group:
     """The headline, and a table each of what was converted, kept and left local, if anything."""
-    shown: list[Any] = [Text(f"{title}: {headline(records, meter)}")]
+    shown: list[Any] = [Text(f"{title}: {headline(records)}")]
     if records.converted:
         shown.append(_table(box, "converted", records.converted, "sbp", "bytes here"))
         shown += map(Text, _totals(records))
@@ -45,14 +73,14 @@ def pretty(title: str, records: Records, meter: Meter, box: Box | None = HEAVY_H
     return Group(*shown)
 
 
-def plain(title: str, records: Records, meter: Meter) -> str:
+def plain(title: str, records: Records) -> str:
     """The same without lines and colours."""
     file = io.StringIO()
     # Whatever the environment asks for; and in a notebook a console would show it.
     console = Console(
         file=file, width=_WIDTH, color_system=None, force_terminal=False, force_jupyter=False
     )
-    console.print(pretty(title, records, meter, box=None))
+    console.print(pretty(title, records, box=None))
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 
@@ -60,7 +88,7 @@ def _table(
     box: Box | None, title: str, found: Sequence[Union[Record, Kept, Left]], *more: str
 ) -> Table:
     table = Table(title=title, title_justify="left", caption_justify="left", box=box)
-    for column in (*_WHAT, *more):
+    for column in (*_COLUMNS, *more):
         justify: JustifyMethod = "right" if column == "bytes here" else "left"
         table.add_column(column, justify=justify, overflow="fold")
     for one in found[:ROWS]:

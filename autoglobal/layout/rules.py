@@ -1,46 +1,33 @@
-"""Which sbp is wished for a tensor: one sbp for all, rules by pattern, or a function."""
+"""Rules: which sbp is asked for a tensor, by one sbp for all, by pattern, or by a function."""
 
 from __future__ import annotations
 
 import inspect
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from fnmatch import fnmatchcase
-from functools import cache, partial
+from functools import partial
 from types import FunctionType, MethodType
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import oneflow as flow
 from oneflow import nn
 
-from .._text import received
+from .._text import short_repr
 from ..errors import ConversionError, SpecError, SpecTypeError
+from .sbp import NdSbp, Wish, show_sbp
 
-Sbp = Any  # oneflow.sbp.sbp; OneFlow ships no types
-NdSbp = tuple[Sbp, ...]  # one per placement dimension
-Wish = Optional[NdSbp]  # None: stays local
-
-BROADCAST = flow.sbp.broadcast
-PARTIAL_SUM = flow.sbp.partial_sum
 _MORE = "a mapping of glob patterns to such, or a callable"
 _SBPS = "flow.sbp.split(dim), flow.sbp.broadcast or flow.sbp.partial_sum"
 
 
-@cache
-def split_axis(sbp: Sbp) -> int | None:
-    """The axis that ``sbp`` splits, None for broadcast and partial_sum."""
-    # OneFlow gives the axis of an sbp in its text only.
-    found = re.search(r"split\(\w+=(\d+)\)", str(sbp))
-    return int(found.group(1)) if found else None
+class Decision(NamedTuple):
+    """What is asked for a tensor, and the pattern that says so, where one does."""
+
+    pattern: Optional[str]
+    sbp: Wish
 
 
-def show_sbp(sbp: NdSbp) -> str:
-    """``split(dim=0)``, or ``(split(dim=0), broadcast)`` for more than one dimension."""
-    names = [str(one).replace("oneflow.sbp.", "") for one in sbp]
-    return names[0] if len(names) == 1 else f"({', '.join(names)})"
-
-
-class Rules:
+class SbpRules:
     """The ``sbp`` argument of a scope, checked against its placement.
 
     Raises :class:`SpecTypeError` for what is neither an sbp, a sequence of them, a mapping of
@@ -50,10 +37,10 @@ class Rules:
     def __init__(self, sbp: Any, placement: Any) -> None:
         self._placement = placement
         self._function: Callable[..., Any] | None = None
-        self._wishes: dict[str, Wish] = {}
-        self._for_all: Wish = None
+        self._by_pattern: dict[str, Decision] = {}
+        self._for_all: Decision | None = None
         if isinstance(sbp, Mapping):
-            self._wishes = {_pattern(key): self._ruled(key, value) for key, value in sbp.items()}
+            self._by_pattern = {_pattern(key): self._rule(key, one) for key, one in sbp.items()}
             if not sbp:
                 raise SpecError(
                     "sbp must have at least one rule. Received: sbp={}. Write, for example, "
@@ -69,55 +56,57 @@ class Rules:
             _check_function(sbp)
             self._function = sbp
         else:
-            self._for_all = _checked(sbp, placement, or_rules=True)
+            self._for_all = Decision(None, _checked(sbp, placement, or_rules=True))
 
-    @property
-    def patterns(self) -> tuple[str, ...]:
-        return tuple(self._wishes)
-
-    @property
-    def is_function(self) -> bool:
-        """Whether the caller's own code decides."""
-        return self._function is not None
-
-    def wish(self, label: str, owner: Any, path: str, tensor: Any) -> tuple[str | None, Wish]:
-        """The pattern that decides, where one does, and the sbp for ``tensor`` of ``owner``.
+    def decide(self, owner: Any, path: str, tensor: Any, label: str) -> Decision:
+        """What is asked for ``tensor``, which the module ``owner`` holds under ``path``.
 
         Raises :class:`ConversionError` where no pattern matches, or a function returns neither
         an sbp nor None; ``label`` names the tensor in it.
         """
+        if self._for_all is not None:
+            return self._for_all
         if self._function is not None:
-            return None, self._asked(label, self._function(owner, path, tensor))
-        if not self._wishes:
-            return None, self._for_all
-        pattern = self.matching(owner, path)
-        if pattern is None:
+            return Decision(None, self._asked(label, self._function(owner, path, tensor)))
+        found = self.stated(owner, path)
+        if found is None:
             raise ConversionError(
                 f"{label}: no rule of sbp matches it. Expected: a pattern for {path!r} or "
-                f"{_by_class(owner, path)!r}. Received: {', '.join(map(repr, self._wishes))}. "
+                f"{_by_class(owner, path)!r}. Received: {', '.join(map(repr, self._by_pattern))}. "
                 "Add one; '*' as the last pattern matches all the rest, and None as the sbp "
                 "leaves a tensor local"
             )
-        return pattern, self._wishes[pattern]
+        return found
 
-    def matching(self, owner: Any, path: str) -> str | None:
-        """The first pattern that matches the path or ``OwnerClass.attribute``."""
+    def stated(self, owner: Any, path: str) -> Decision | None:
+        """What can be said without the caller's function; None where nothing is said."""
+        if not self._by_pattern:
+            return self._for_all
         names = (path, _by_class(owner, path))
-        for pattern in self._wishes:
+        for pattern, decision in self._by_pattern.items():
             if any(fnmatchcase(name, pattern) for name in names):
-                return pattern
+                return decision
         return None
 
-    def of(self, pattern: str) -> Wish:
-        """What a pattern wishes."""
-        return self._wishes[pattern]
+    def unused(self, used: Collection[str]) -> list[str]:
+        """The patterns that are not in ``used``, in their order.
+
+        A last ``"*"`` is for what the others leave over, and may have nothing to do.
+        """
+        patterns = list(self._by_pattern)
+        last = len(patterns) - 1
+        return [
+            pattern
+            for at, pattern in enumerate(patterns)
+            if pattern not in used and not (pattern == "*" and at == last)
+        ]
 
     def _wish(self, value: Any) -> Wish:
         return None if value is None else _checked(value, self._placement)
 
-    def _ruled(self, pattern: str, value: Any) -> Wish:
+    def _rule(self, pattern: str, value: Any) -> Decision:
         try:
-            return self._wish(value)
+            return Decision(pattern, self._wish(value))
         except (SpecError, SpecTypeError) as error:
             raise type(error)(f"in the rule {pattern!r}: {error}") from error
 
@@ -132,9 +121,9 @@ class Rules:
     def __str__(self) -> str:
         if self._function is not None:
             return getattr(self._function, "__name__", "a callable")
-        if not self._wishes:
-            return show_sbp(self._for_all or ())
-        rules = (f"{key!r}: {wish and show_sbp(wish)}" for key, wish in self._wishes.items())
+        if self._for_all is not None:
+            return show_sbp(self._for_all.sbp or ())
+        rules = (f"{key!r}: {sbp and show_sbp(sbp)}" for key, sbp in self._by_pattern.values())
         return f"{{{', '.join(rules)}}}"
 
 
@@ -151,7 +140,7 @@ def _check_function(function: Callable[..., Any]) -> None:
     except TypeError as error:
         raise SpecTypeError(
             f"an sbp function must have three parameters, the owner module, the path and the "
-            f"tensor. Received: sbp={received(function)}, which takes {signature}. Write, for "
+            f"tensor. Received: sbp={short_repr(function)}, which takes {signature}. Write, for "
             "example, lambda owner, path, tensor: flow.sbp.broadcast"
         ) from error
 
@@ -174,7 +163,7 @@ def _pattern(key: Any) -> str:
     if not isinstance(key, str):
         raise SpecTypeError(
             "each key of sbp must be a glob pattern such as 'blocks.*.weight' or "
-            f"'Embedding.weight'. Received: {received(key)} in sbp"
+            f"'Embedding.weight'. Received: {short_repr(key)} in sbp"
         )
     return key
 
@@ -187,13 +176,13 @@ def _checked(sbp: Any, placement: Any, or_rules: bool = False) -> NdSbp:
             raise SpecTypeError(
                 f"sbp must be {_SBPS}, a list or tuple of these with one per placement "
                 f"dimension, {_MORE if or_rules else 'or None to leave it local'}. "
-                f"Received: {'' if one is sbp else f'{received(one)} in '}sbp={received(sbp)}. "
+                f"Received: {'' if one is sbp else f'{short_repr(one)} in '}sbp={short_repr(sbp)}. "
                 "Write, for example, flow.sbp.broadcast"
             )
     if len(given) != dims:
         raise SpecError(
             f"sbp must have one entry per placement dimension, here {dims}. Received: "
-            f"{len(given)} in sbp={received(sbp)}, placement={placement!r}. "
+            f"{len(given)} in sbp={short_repr(sbp)}, placement={placement!r}. "
             f"Write, for example, sbp=[{', '.join(['flow.sbp.broadcast'] * dims)}]"
         )
     return given

@@ -1,104 +1,60 @@
-"""What a scope asks for, checked once at the door, and the sbp that one tensor gets from it."""
+"""A placement, an sbp and the options of a scope, checked where they come in."""
 
 from __future__ import annotations
 
+import inspect
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from functools import cached_property, lru_cache
-from itertools import product
-from typing import Any, Literal, Union
+from functools import cached_property
+from typing import Any, Literal, TypedDict, TypeVar, get_args, get_origin, get_type_hints
 
 import oneflow as flow
-from oneflow import nn
 
-from .._text import received
+from .._compat import world_size
+from .._text import short_repr
 from ..errors import ConversionError, SpecError, SpecTypeError
-from ..ranks.collectives import this_rank, world_size
-from .rules import BROADCAST, NdSbp, Rules, show_sbp, split_axis
+from .placement import PlacementLayout, Shape, layout_of
+from .rules import SbpRules
+from .sbp import BROADCAST, NdSbp, show_sbp, split_axis
 
-Shape = tuple[int, ...]
 Kind = Literal["parameter", "buffer"]
 KINDS: tuple[Kind, ...] = ("parameter", "buffer")
 Source = Literal["full", "shard"]
 When = Literal["assign", "exit"]
 Existing = Literal["keep", "error", "convert"]
-Buffers = Union[Literal["broadcast", "sbp"], Literal[False]]
+Buffers = Literal["broadcast", "sbp", False]
 Unsplittable = Literal["error", "broadcast"]
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 TIMEOUT = 600.0  # seconds, as for PyTorch's NCCL
 
-_CHOICES: dict[str, tuple[object, ...]] = {
-    "source": ("full", "shard"),
-    "when": ("assign", "exit"),
-    "existing": ("keep", "error", "convert"),
-    "buffers": ("broadcast", "sbp", False),
-    "unsplittable": ("error", "broadcast"),
-}
+
+class Options(TypedDict, total=False):
+    """The options of a conversion, for the types of entry points that take all of them.
+
+    A test holds that they are the fields of :class:`GlobalSpec`, less ``when``.
+    """
+
+    source: Source
+    existing: Existing
+    buffers: Buffers
+    unsplittable: Unsplittable
+    same_placement: bool
+    check: bool
+    timeout: float
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Where the ranks of a placement are in it."""
-
-    placement: Any
-
-    @cached_property
-    def hierarchy(self) -> Shape:
-        """The number of ranks along each dimension of the placement."""
-        return tuple(self.placement.ranks.shape)
-
-    @cached_property
-    def members(self) -> list[int]:
-        """The ranks of the placement, in its order."""
-        return [int(rank) for rank in self.placement.ranks.flatten()]
-
-    @cached_property
-    def first(self) -> int:
-        """The rank whose values count."""
-        return self.members[0]
-
-    @cached_property
-    def positions(self) -> dict[int, Shape]:
-        """The index of each rank of the placement along each of its dimensions."""
-        return {
-            int(self.placement.ranks[index]): index
-            for index in product(*(range(ranks) for ranks in self.hierarchy))
-        }
-
-    @cached_property
-    def position(self) -> Shape | None:
-        """That of this rank; None where it is left out."""
-        return self.positions.get(this_rank())
-
-    def component(self, shape: Shape, sbp: NdSbp, position: Shape | None) -> Shape:
-        """The shape of the component at a position of a logical ``shape``, ``(0,)`` outside."""
-        return (0,) if position is None else self.where(shape, sbp, position)[1]
-
-    def where(self, shape: Shape, sbp: NdSbp, position: Shape) -> tuple[Shape, Shape]:
-        """Where that component starts along each axis of the logical ``shape``, and its lengths."""
-        return _where(shape, self.hierarchy, sbp, position)
-
-
-@lru_cache(maxsize=1024)
-def _where(shape: Shape, hierarchy: Shape, sbp: NdSbp, position: Shape) -> tuple[Shape, Shape]:
-    starts, lengths = [0] * len(shape), list(shape)
-    for one, ranks, index in zip(sbp, hierarchy, position):
-        axis = split_axis(one)
-        if axis is not None:  # the first pieces are the longer ones
-            short, longer = divmod(lengths[axis], ranks)
-            starts[axis] += index * short + min(index, longer)
-            lengths[axis] = short + (index < longer)
-    return tuple(starts), tuple(lengths)
-
-
-@dataclass(frozen=True)
-class GlobalSpec(Layout):
+class GlobalSpec:
     """A placement, an sbp and the options of :func:`autoglobal.global_scope`, all of them valid.
 
     Raises :class:`SpecTypeError` and :class:`SpecError` for what cannot work, on every rank
     alike: OneFlow itself would accept much of it here, and then hang or abort when it is used.
     """
 
+    placement: Any
     sbp: Any
     source: Source = "full"
     when: When = "assign"
@@ -108,39 +64,37 @@ class GlobalSpec(Layout):
     same_placement: bool = False
     check: bool = True
     timeout: float = TIMEOUT
-    rules: Rules = field(init=False, repr=False, compare=False)
+    rules: SbpRules = field(init=False, repr=False, compare=False)
+    layout: PlacementLayout = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _check_placement(self.placement)
-        object.__setattr__(self, "rules", Rules(self.sbp, self.placement))
+        object.__setattr__(self, "layout", layout_of(self.placement))
+        object.__setattr__(self, "rules", SbpRules(self.sbp, self.placement))
         for option, allowed in _CHOICES.items():
             value = getattr(self, option)
             # By type as well: 0 and False are equal.
             if not any(type(value) is type(known) and value == known for known in allowed):
                 raise SpecError(
                     f"{option} must be one of {', '.join(map(repr, allowed))}. "
-                    f"Received: {option}={received(value)}"
+                    f"Received: {option}={short_repr(value)}"
                 )
         check_flag("same_placement", self.same_placement)
         check_flag("check", self.check)
         _check_timeout(self.timeout)
 
     @cached_property
-    def texts(self) -> list[str]:
+    def statements(self) -> list[str]:
         """What all ranks have to ask for alike, each option in words."""
         return [
             f"placement={self.placement}",
             f"sbp={self.rules}",
             *(
                 f"{one.name}={getattr(self, one.name)!r}"
-                for one in fields(self)
-                if one.name not in ("placement", "sbp", "timeout", "rules")
+                for one in OPTIONS
+                if one.name != "timeout"
             ),
         ]
-
-    def whole(self) -> NdSbp:
-        """Broadcast along every dimension of the placement."""
-        return (BROADCAST,) * len(self.hierarchy)
 
     def fit(self, label: str, kind: Kind, shape: Shape, sbp: NdSbp, source: Source) -> NdSbp:
         """``sbp`` as a tensor of this shape can have it.
@@ -153,8 +107,8 @@ class GlobalSpec(Layout):
         if known is not None:
             return known
         fitting = list(sbp)
-        smallest = dict(enumerate(shape))  # the shortest piece so far, along each axis
-        for dim, (one, ranks) in enumerate(zip(sbp, self.hierarchy)):
+        smallest = dict(enumerate(shape))  # the shortest part so far, along each axis
+        for dim, (one, ranks) in enumerate(zip(sbp, self.layout.hierarchy)):
             axis = split_axis(one)
             if axis is None:
                 continue
@@ -174,7 +128,7 @@ class GlobalSpec(Layout):
 
     def _cannot_split(self, label: str, kind: Kind, shape: Shape, sbp: NdSbp, dim: int) -> str:
         axis = split_axis(sbp[dim])
-        ranks = self.hierarchy[dim]
+        ranks = self.layout.hierarchy[dim]
         if axis is not None and axis < len(shape):
             over = "ranks" if len(sbp) == 1 else f"ranks of placement dimension {dim}"
             problem = f"axis {axis} is too short to be split over the {ranks} {over}"
@@ -187,6 +141,42 @@ class GlobalSpec(Layout):
         )
 
 
+OPTIONS = [one for one in fields(GlobalSpec) if one.init and one.name not in ("placement", "sbp")]
+_TYPES = get_type_hints(GlobalSpec)
+# Those options that are one of some values, by their annotations.
+_CHOICES: dict[str, tuple[object, ...]] = {
+    name: get_args(hint) for name, hint in _TYPES.items() if get_origin(hint) is Literal
+}
+# The options of what has no end, a class or a call.
+ENDLESS = [one for one in OPTIONS if one.name != "when"]
+
+
+def takes_options(function: F) -> F:
+    """Show :data:`ENDLESS` one by one in the signature of a function that takes ``**options``."""
+    shown = inspect.signature(function)
+    parameters = [one for one in shown.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    own = [one for one in parameters if one.kind is not one.KEYWORD_ONLY]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    more = [
+        inspect.Parameter(one.name, keyword, default=one.default, annotation=_TYPES[one.name])
+        for one in ENDLESS
+    ]
+    new = shown.replace(parameters=[*own, *more, *parameters[len(own) :]])
+    function.__signature__ = new  # type: ignore[attr-defined]
+    function.__annotations__ = {
+        **{name: one for name, one in function.__annotations__.items() if name != "options"},
+        **{one.name: one.annotation for one in more},
+    }
+    return function
+
+
+def check_names(function: str, options: Mapping[str, Any]) -> None:
+    """Raise the TypeError of Python's own where a function has no such option."""
+    for name in options:
+        if all(name != one.name for one in ENDLESS):
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+
+
 def _count(world: int) -> str:
     return "is 1 rank (rank 0)" if world == 1 else f"are {world} ranks (0 to {world - 1})"
 
@@ -194,33 +184,15 @@ def _count(world: int) -> str:
 def check_flag(option: str, value: Any) -> None:
     """Raise :class:`SpecTypeError` where ``value`` is no bool."""
     if not isinstance(value, bool):
-        raise SpecTypeError(f"{option} must be True or False. Received: {option}={received(value)}")
-
-
-# What was meant where something else than a module is given.
-_INSTEAD: dict[Any, str] = {
-    nn.Graph: "the module in it",
-    flow.Tensor: "the module that holds it",
-    type: "an instance of it",
-    (list, tuple): "an nn.ModuleList of these",
-    dict: "the module whose state it is, or an nn.ModuleDict",
-}
-
-
-def check_module(module: Any, function: str) -> None:
-    """Raise :class:`SpecTypeError` where what was given to ``function`` is no module."""
-    if not isinstance(module, nn.Module):
-        which = next((words for kind, words in _INSTEAD.items() if isinstance(module, kind)), "")
         raise SpecTypeError(
-            f"module must be an nn.Module. Received: module={received(module)}. "
-            f"Write {function} for {which or 'a module, such as nn.Linear(4, 4)'}"
+            f"{option} must be True or False. Received: {option}={short_repr(value)}"
         )
 
 
 def _check_timeout(value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise SpecTypeError(
-            f"timeout must be a number of seconds. Received: timeout={received(value)}. "
+            f"timeout must be a number of seconds. Received: timeout={short_repr(value)}. "
             f"Write, for example, timeout={TIMEOUT:g}"
         )
     if not 0 < value < math.inf:
@@ -240,7 +212,7 @@ def _check_placement(placement: Any) -> None:
     if not isinstance(placement, flow.placement):
         raise SpecTypeError(
             "placement must be a flow.placement, such as flow.placement('cpu', ranks=[0, 1]). "
-            f"Received: placement={received(placement)}"
+            f"Received: placement={short_repr(placement)}"
         )
     world = world_size()
     ranks = [int(rank) for rank in placement.ranks.flatten()]

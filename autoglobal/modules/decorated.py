@@ -1,12 +1,13 @@
-"""The classes that are decorated, and what each of them asks for."""
+"""Decorated classes, and what each of them asks for."""
 
 from __future__ import annotations
 
 from typing import Any, Optional, Protocol
 from weakref import ref
 
+from .._compat import Module
 from ..layout.spec import GlobalSpec
-from .registry import Module
+from .hook import Assignment, Find, put_on_class
 
 
 class ClassHandler(Protocol):
@@ -17,24 +18,28 @@ class ClassHandler(Protocol):
 
     spec: Optional[GlobalSpec]
 
-    def on_assign(self, forward: Any, module: Any, via: str, name: Any, value: Any) -> Any: ...
+    def on_assign(self, assignment: Assignment) -> Any: ...
 
 
 # By id and not in a WeakKeyDictionary: a metaclass may have an __eq__ and no __hash__.
 _known: dict[int, tuple[ref[type], ClassHandler]] = {}
 
 
-def put(kind: type, handler: ClassHandler) -> bool:
-    """Remember a class; False where it is known already, with another handler from now on."""
+def decorate(kind: type, handler: ClassHandler, find: Find) -> None:
+    """Let ``handler`` see what is assigned to instances of a class, from now on.
+
+    A class that is decorated already has another handler from now on. ``find`` is what the hook
+    on the class asks for the handler in force.
+    """
     key = id(kind)
-    new = key not in _known
+    if key not in _known:
+        put_on_class(kind, find)
 
     def forget(gone: ref[type]) -> None:
         if key in _known and _known[key][0] is gone:
             del _known[key]
 
     _known[key] = (ref(kind, forget), handler)
-    return new
 
 
 def handler_of(kind: type) -> ClassHandler | None:

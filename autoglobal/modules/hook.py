@@ -1,4 +1,4 @@
-"""Puts a hook on ``oneflow.nn.Module`` with wrapt and takes it off again.
+"""The hook on ``oneflow.nn.Module``, put on and taken off with wrapt, and what it sees.
 
 The only file that imports wrapt. The hook decides whether a call concerns a scope, never what
 happens then. What it puts on is a plain function, not a wrapt ``FunctionWrapper``: it costs a
@@ -7,11 +7,13 @@ plain attribute about a tenth where a ``FunctionWrapper`` doubles the time (``ma
 
 from __future__ import annotations
 
+import sys
 import threading
 import types
 from collections.abc import Callable
+from contextvars import ContextVar
 from functools import partial, wraps
-from typing import Any, Optional, Protocol, cast
+from typing import Any, Literal, Optional, Protocol, cast
 from weakref import ref
 
 import wrapt
@@ -19,27 +21,104 @@ from oneflow import Tensor
 from oneflow.nn import Module, Parameter
 
 from ..commands.needs import fault_of
-from .registry import PASSES_ON
+from .registry import NON_PERSISTENT, PASSES_ON
 
 if fault := fault_of("wrapt", getattr(wrapt, "__version__", "0")):
     raise ImportError(str(fault))
 
-Forward = Callable[[], Any]
+Wrapper = Callable[..., Any]
+
+
+class Assignment:
+    """A call that has a module register a Tensor or a Module, before OneFlow has seen it.
+
+    ``method`` is the method of ``nn.Module`` that was called, ``frame`` that of the code which
+    called it, and ``forward()`` lets OneFlow's own method do its work. ``kind`` is what OneFlow
+    registers the value as, None where it registers nothing: it refuses, or keeps a plain attribute.
+    """
+
+    __slots__ = (
+        *("_before", "_was_transient", "forward", "frame", "kind", "module", "name", "value"),
+    )
+
+    def __init__(
+        self,
+        forward: Callable[[], Any],
+        module: Any,
+        method: str,
+        name: Any,
+        value: Any,
+        frame: types.FrameType,
+    ) -> None:
+        self.forward = forward
+        self.module = module
+        self.name = name
+        self.value = value
+        self.frame = frame
+        self.kind = _kind_of(module, method, name, value)
+
+    def keep_before(self) -> None:
+        """Remember how the module holds the name now, for :meth:`undo`."""
+        name, held = self.name, self.module.__dict__
+        # The whole store where the name is in it: its place in the order counts too.
+        self._before = []
+        for where in (held, held["_parameters"], held["_buffers"], held["_modules"]):
+            self._before.append((where, dict(where) if name in where else None))
+        self._was_transient = name in held.get(NON_PERSISTENT, ())
+
+    def undo(self) -> None:
+        """Put back what :meth:`keep_before` has seen."""
+        for where, content in self._before:
+            if content is None:
+                where.pop(self.name, None)
+            else:
+                where.clear()
+                where.update(content)
+        transient = self.module.__dict__.get(NON_PERSISTENT)
+        if transient is not None:
+            (transient.add if self._was_transient else transient.discard)(self.name)
+
+
+Kind = Literal["parameter", "buffer", "module"]
+
+
+def _kind_of(module: Any, method: str, name: Any, value: Any) -> Kind | None:
+    """What OneFlow registers a value as in a call of this method of ``nn.Module``."""
+    if not isinstance(module, Module):
+        return None
+    held = module.__dict__
+    parameters, buffers = held.get("_parameters"), held.get("_buffers")
+    if parameters is None or buffers is None or held.get("_modules") is None:
+        return None  # its __init__ has not run
+    if method == "register_parameter":
+        return "parameter" if isinstance(value, Parameter) else None
+    if method == "register_buffer":
+        return "buffer" if isinstance(value, Tensor) else None
+    if method == "add_module":
+        return "module" if isinstance(value, Module) else None
+    if isinstance(value, Parameter):
+        return "parameter"
+    if name in parameters:
+        return None
+    if isinstance(value, Module):
+        return "module"
+    return "buffer" if name in buffers else None
+
+
+# The assignment that is being carried out by this thread and task: on its way OneFlow's __setattr__
+# calls register_parameter, which is hooked as well.
+under_way: ContextVar[Optional[Assignment]] = ContextVar("autoglobal_assignment", default=None)
 
 
 class Handler(Protocol):
     """What a scope offers to the hook."""
 
-    def on_assign(self, forward: Forward, module: Any, via: str, name: Any, value: Any) -> Any:
-        """Return ``forward()``, which has ``module`` register the Tensor or Module ``value``.
-
-        ``via`` is the method of ``nn.Module`` that was called.
-        """
+    def on_assign(self, assignment: Assignment) -> Any:
+        """Return ``assignment.forward()``, and do what the scope is for."""
 
 
 # The handler in force for a module: by this thread and task, or by the module's class.
 Find = Callable[[Any], Optional[Handler]]
-Wrapper = Callable[..., Any]
 
 # Most assignments are of these, and none of them can be a Tensor or a Module.
 _PLAIN = frozenset(
@@ -53,7 +132,17 @@ _TENSORS = (Parameter, Tensor)  # these very types; of others is_global may be a
 _watchers: list[None] = []
 
 
-def _setattr_hook(wrapped: Wrapper, find: Find, via: str) -> Wrapper:
+def _handler_for(find: Find, module: Any, name: Any, value: Any) -> Handler | None:
+    """The handler in force, None where the call concerns none."""
+    if not isinstance(value, (Tensor, Module)):
+        return None
+    now = under_way.get()
+    if now is not None and now.value is value and now.module is module and now.name is name:
+        return None
+    return find(module)
+
+
+def _setattr_hook(wrapped: Wrapper, find: Find, method: str) -> Wrapper:
     # No lambda below: a variable that it captures makes every call of the hook slower.
     @wraps(wrapped)
     def __setattr__(self: Any, name: str, value: Any) -> Any:
@@ -64,14 +153,15 @@ def _setattr_hook(wrapped: Wrapper, find: Find, via: str) -> Wrapper:
                 return wrapped(self, name, value)
         elif kind in _PLAIN:
             return wrapped(self, name, value)
-        if not isinstance(value, (Tensor, Module)) or (handler := find(self)) is None:
+        if (handler := _handler_for(find, self, name, value)) is None:
             return wrapped(self, name, value)
-        return handler.on_assign(partial(wrapped, self, name, value), self, via, name, value)
+        forward, frame = partial(wrapped, self, name, value), sys._getframe(1)
+        return handler.on_assign(Assignment(forward, self, method, name, value, frame))
 
     return __setattr__
 
 
-def _register_hook(wrapped: Wrapper, find: Find, via: str, keyword: str) -> Wrapper:
+def _register_hook(wrapped: Wrapper, find: Find, method: str, keyword: str) -> Wrapper:
     names = ("self", "name", keyword)
 
     # The named arguments are for speed: OneFlow's __setattr__ calls register_parameter with two.
@@ -86,23 +176,27 @@ def _register_hook(wrapped: Wrapper, find: Find, via: str, keyword: str) -> Wrap
     ) -> Any:
         if type(value) in _TENSORS and value.is_global and not (_watchers or rest or kwargs):
             return wrapped(self, name, value)
-        # Forwarded in the shape in which the call came, a wrong one too.
-        args = tuple(one for one in (self, name, value) if one is not _ABSENT) + rest
-        call = {**kwargs, **dict(zip(names, args))}
-        value, owner = call.get(keyword), call.get("self")
-        if not isinstance(value, (Tensor, Module)) or (handler := find(owner)) is None:
-            return wrapped(*args, **kwargs)
-        forward = partial(wrapped, *args, **kwargs)
-        return handler.on_assign(forward, owner, via, call.get("name"), value)
+        if value is not _ABSENT and not (rest or kwargs):
+            forward = partial(wrapped, self, name, value)
+        else:
+            # Forwarded in the shape in which the call came, a wrong one too.
+            args = (*(one for one in (self, name, value) if one is not _ABSENT), *rest)
+            forward = partial(wrapped, *args, **kwargs)
+            call = {**kwargs, **dict(zip(names, args))}
+            value, self, name = call.get(keyword), call.get("self"), call.get("name")
+        if (handler := _handler_for(find, self, name, value)) is None:
+            return forward()
+        frame = sys._getframe(1)
+        return handler.on_assign(Assignment(forward, self, method, name, value, frame))
 
     return register
 
 
 _METHODS: dict[str, Callable[[Wrapper, Find], Wrapper]] = {
-    "__setattr__": partial(_setattr_hook, via="__setattr__"),
+    "__setattr__": partial(_setattr_hook, method="__setattr__"),
     **{
-        via: partial(_register_hook, via=via, keyword=keyword)
-        for via, keyword in (
+        method: partial(_register_hook, method=method, keyword=keyword)
+        for method, keyword in (
             ("register_parameter", "param"),
             ("register_buffer", "tensor"),
             ("add_module", "module"),

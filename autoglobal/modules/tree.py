@@ -1,86 +1,144 @@
-"""Reads a module tree: every tensor with all its names, and what is kept past the registry.
+"""The tree of a module: its walker, its tensors with all their names, and what is not registered.
 
 Nothing here runs an operation, meets another rank, or calls the code of a user's class.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, Optional
+from collections.abc import Callable, Container, Iterable, Iterator
+from typing import Any, NamedTuple
 
 from oneflow import Tensor, nn
 
-from ..layout.spec import KINDS, GlobalSpec, Kind
+from .._compat import Module
+from ..layout.spec import GlobalSpec, Kind
 from .decorated import stated_spec
-from .registry import STORE_OF, STORES, TENSOR_STORES, Module, join, store
+from .registry import NON_PERSISTENT, STORES, TENSOR_STORES, join, store
 
 # What OneFlow keeps for itself in a module's __dict__: the registry, a cache of _apply, the weights
 # that an RNN lists anew in each forward pass, DistributedDataParallel's buckets for gradients.
 _OWN = {
     *STORES,
-    *("_non_persistent_buffers_set", "_oneflow_internal_module_tensor_applied_dict__"),
+    *(NON_PERSISTENT, "_oneflow_internal_module_tensor_applied_dict__"),
     *("_flat_weights", "_bucket_tensors"),
 }
 
 
-class Level(NamedTuple):
+class Node:
     """A module under one of its names.
 
-    ``spec`` is what the nearest class at or above it states, if one does, and ``rule_path`` the
-    path from there, which is what its rules see.
+    ``root`` is the name of the class that paths start from. ``spec`` is the one that counts here:
+    what the nearest class at or above it states, else what the walk was begun with; ``rule_path``
+    is the path that the rules of that spec see. ``again``: the module was met before, under
+    another name.
     """
 
-    module: Module
-    path: str
-    rule_path: str
-    spec: Optional[GlobalSpec]
-    above: Optional[Level]
+    # By hand and not as a dataclass, because one is made for each module that is met.
+    __slots__ = ("above", "again", "module", "path", "root", "rule_path", "spec")
 
-    def children(self) -> Iterator[Level]:
+    def __init__(
+        self,
+        root: str,
+        path: str,
+        module: Module,
+        spec: GlobalSpec | None,
+        rule_path: str | None = None,
+        above: Node | None = None,
+    ) -> None:
+        stated = stated_spec(module)
+        self.root = root
+        self.path = path
+        self.module = module
+        self.spec = spec if stated is None else stated
+        self.rule_path = "" if stated is not None else path if rule_path is None else rule_path
+        self.above = above
+        self.again = False
+
+    @property
+    def label(self) -> str:
+        """The module's name in messages."""
+        return join(self.root, self.path) if self.path else self.root
+
+    def children(self, skip: Container[str] = ()) -> Iterator[Node]:
         for name, child in store(self.module, "_modules").items():
-            if child is not None:
-                rule_path = join(self.rule_path, name)
-                yield _governed(child, join(self.path, name), rule_path, self.spec, self)
+            if child is not None and name not in skip:
+                path = join(self.path, name)
+                # Nearly always one string: rules see another path below a class that states one.
+                same = self.rule_path is self.path
+                rule_path = path if same else join(self.rule_path, name)
+                yield Node(self.root, path, child, self.spec, rule_path, self)
 
     def ancestors(self) -> set[int]:
-        found, level = set(), self.above
-        while level is not None:
-            found.add(id(level.module))
-            level = level.above
+        found, node = set(), self.above
+        while node is not None:
+            found.add(id(node.module))
+            node = node.above
         return found
 
 
-def _governed(
-    module: Module, path: str, rule_path: str, spec: GlobalSpec | None, above: Level | None
-) -> Level:
-    stated = stated_spec(module)
-    if stated is not None:
-        rule_path, spec = "", stated
-    return Level(module, path, rule_path, spec, above)
+def walk(
+    module: Module,
+    path: str = "",
+    *,
+    root: str = "",
+    spec: GlobalSpec | None = None,
+    again: bool = False,
+    skip: Callable[[Module], Container[str]] | None = None,
+) -> Iterator[Node]:
+    """The module and all below it, each once, in the order in which they are registered.
+
+    ``again``: what has several names comes under each of them. Below a module that was met before
+    each module comes once more, however many ways lead to it, so that layers shared over and over
+    do not take for ever; and a way back up is none. ``skip`` gives the names of a module that are
+    not to be followed.
+    """
+    met: set[int] = set()
+    waiting = [(Node(root, path, module, spec), met)]
+    while waiting:
+        node, known = waiting.pop()
+        if id(node.module) not in known:
+            known.add(id(node.module))
+            node.again = known is not met
+            yield node
+            children = node.children(() if skip is None else skip(node.module))
+            waiting.extend((child, known) for child in reversed([*children]))
+        elif again and known is met:
+            above = node.ancestors()
+            if id(node.module) not in above:
+                waiting.append((node, above))
+
+
+def tensors(module: Module) -> Iterator[tuple[str, Tensor]]:
+    """``(path, tensor)`` for every Parameter and buffer of the module and below."""
+    for node in walk(module):
+        for _, which in TENSOR_STORES:
+            for name, tensor in store(node.module, which).items():
+                if tensor is not None:
+                    yield join(node.path, name), tensor
 
 
 class Name(NamedTuple):
     """One name of a tensor, and the module that holds it under that name."""
 
-    level: Level
+    node: Node
     name: str
     kind: Kind
 
     @property
     def path(self) -> str:
-        return join(self.level.path, self.name)
+        return join(self.node.path, self.name)
 
     @property
     def rule_path(self) -> str:
-        return join(self.level.rule_path, self.name)
+        return join(self.node.rule_path, self.name)
 
     @property
     def owner(self) -> Module:
-        return self.level.module
+        return self.node.module
 
     @property
     def is_saved(self) -> bool:
-        return self.name not in self.owner.__dict__.get("_non_persistent_buffers_set", ())
+        return self.name not in self.owner.__dict__.get(NON_PERSISTENT, ())
 
 
 class Held(NamedTuple):
@@ -90,7 +148,19 @@ class Held(NamedTuple):
     names: list[Name]
 
 
-class Loose(NamedTuple):
+def held_by(module: Module) -> list[Held]:
+    """The Parameters and buffers of a tree, each once, in the order of the module."""
+    found: dict[int, Held] = {}
+    for node in walk(module, again=True):
+        for kind, which in TENSOR_STORES:
+            for name, tensor in store(node.module, which).items():
+                if tensor is not None:
+                    held = found.setdefault(id(tensor), Held(tensor, []))
+                    held.names.append(Name(node, name, kind))
+    return list(found.values())
+
+
+class Unregistered(NamedTuple):
     """A tensor that a module keeps without having registered it, and where."""
 
     path: str
@@ -98,54 +168,21 @@ class Loose(NamedTuple):
     tensor: Any
 
 
-def held_by(module: Module) -> list[Held]:
-    """The Parameters and buffers of a tree, each once, in the order of the module."""
-    found: dict[int, Held] = {}
-    for level in _levels(module):
-        for kind in KINDS:
-            for name, tensor in store(level.module, STORE_OF[kind]).items():
-                if tensor is not None:
-                    held = found.setdefault(id(tensor), Held(tensor, []))
-                    held.names.append(Name(level, name, kind))
-    return list(found.values())
-
-
-def _levels(root: Module) -> Iterator[Level]:
-    """The module and all below it; what has several names under each of them.
-
-    Below a module that was met before each module is met once more, however many ways lead to
-    it, so that layers shared over and over do not take for ever; and a way back up is none.
-    """
-    met: set[int] = set()
-    waiting = [(_governed(root, "", "", None, None), met)]
-    while waiting:
-        level, known = waiting.pop()
-        if id(level.module) not in known:
-            known.add(id(level.module))
-            yield level
-            waiting.extend((child, known) for child in reversed(list(level.children())))
-        elif known is met:
-            above = level.ancestors()
-            if id(level.module) not in above:
-                waiting.append((level, above))
-
-
-def loose_in(module: Module, held: list[Held]) -> list[Loose]:
+def unregistered_in(module: Module, held: Iterable[Held]) -> list[Unregistered]:
     """The tensors in plain attributes of a tree: also in lists, tuples, dicts and modules there."""
     known = {id(one.tensor) for one in held}
-    levels: dict[int, Level] = {}
-    for level in _levels(module):
-        levels.setdefault(id(level.module), level)
+    nodes = list(walk(module))
+    known.update(id(node.module) for node in nodes)
     found = []
-    for level in levels.values():
-        waiting = [*reversed(list(_attributes(level.module, level.path)))]
+    for node in nodes:
+        waiting = [*reversed(list(_attributes(node.module, node.path)))]
         while waiting:
             path, value = waiting.pop()
-            if id(value) in known or id(value) in levels:
+            if id(value) in known:
                 continue
             known.add(id(value))
             if issubclass(type(value), Tensor):
-                found.append(Loose(path, level.module, value))
+                found.append(Unregistered(path, node.module, value))
             else:
                 waiting.extend(reversed(list(_inside(value, path))))
     return found
@@ -170,7 +207,7 @@ def _inside(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     # the methods of a subclass may be anybody's.
     kind = type(value)
     if issubclass(kind, nn.Module):
-        for which in (*TENSOR_STORES, "_modules"):
+        for which in STORES:
             for name, one in store(value, which).items():
                 if one is not None:
                     yield join(path, name), one

@@ -1,4 +1,4 @@
-"""Parameters of OneFlow's own layers that hold nothing yet.
+"""Uninitialized Parameters: those of OneFlow's own layers that hold nothing yet.
 
 A stock layer assigns its Parameters as uninitialised memory and fills them afterwards, by then on
 the global tensor. To compare and send that memory would be work for nothing. Known are only those
@@ -14,7 +14,7 @@ from typing import Any
 import oneflow as flow
 from oneflow import nn
 
-from .registry import Module
+from .._compat import Module
 
 _LAYERS: tuple[Any, ...] = (
     *(nn.Linear, nn.Embedding, nn.LayerNorm, nn.GroupNorm),
@@ -45,7 +45,7 @@ _originals = all(_is_from(nn.init.__file__, function) for _, function in _initia
 _known = _constructors() if _originals else {}
 
 
-def is_fresh(module: Module, name: str, frame: FrameType) -> bool:
+def is_uninitialized(module: Module, name: str, frame: FrameType) -> bool:
     """Whether what the code of ``frame`` assigns to ``module`` is still to be filled."""
     found = _known.get(frame.f_code)
     if found is None:
@@ -60,5 +60,6 @@ def is_fresh(module: Module, name: str, frame: FrameType) -> bool:
         and "reset_parameters" not in vars(module)
         and not any("__getattribute__" in vars(one) for one in type(module).__mro__[:-1])
         and all(getattr(flow.nn.init, one, None) is its for one, its in _initialisers)
-        and frame.f_locals.get("_weight") is None  # an Embedding's, which holds values
+        # The one given to an Embedding, which holds values.
+        and frame.f_locals.get("_weight") is None
     )

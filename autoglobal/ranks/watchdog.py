@@ -1,4 +1,4 @@
-"""Ends a process that has waited too long for other ranks, and says what it waited for.
+"""The watchdog: it ends a process that has waited too long for other ranks, and says for whom.
 
 Below Python a wait for another rank cannot be given up: the message stays in OneFlow's queue, and
 the process could not even end by itself. So a thread watches, as PyTorch's does for NCCL. It is

@@ -10,12 +10,12 @@ from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
-from .._text import received
-from ..layout.spec import check_module
-from ..modules.tree import held_by, loose_in
-from ..ranks.collectives import this_rank, world_size
+from .._compat import this_rank, world_size
+from .._text import short_repr
+from ..modules.registry import check_module
+from ..modules.tree import held_by, unregistered_in
 from . import drawing, table
-from .rows import Row, Total, loose_rows, rows_of, totals_of
+from .rows import Row, Total, rows_of, totals_of, unregistered_rows
 from .warnings import Finding, findings_of
 
 
@@ -67,7 +67,7 @@ class Report:
         such_as = ", ".join(map(repr, close or paths[:3]))
         raise KeyError(
             f"{self.module} holds no tensor of this path. Expected: one of its paths"
-            f"{', such as ' * bool(paths)}{such_as}. Received: {received(path)}. "
+            f"{', such as ' * bool(paths)}{such_as}. Received: {short_repr(path)}. "
             "Write print(report) to see them"
         )
 
@@ -175,7 +175,7 @@ def describe(module: Any) -> Report:
     """
     check_module(module, "describe")
     held = held_by(module)
-    rows, attributes = rows_of(held), loose_rows(loose_in(module, held))
+    rows, attributes = rows_of(held), unregistered_rows(unregistered_in(module, held))
     return Report(
         module=type(module).__name__,
         rank=this_rank(),

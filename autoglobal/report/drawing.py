@@ -8,11 +8,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from .._text import received
+from .._text import printable, short_repr
 from ..errors import SpecError, SpecTypeError
-from ..layout.parts import show_ranks
+from ..layout.placement import layout_of, show_ranks
 from .panel import WIDTH, frame, panel_of
-from .rows import Row, Total, layout_of, shown
+from .rows import Row, Total
 from .svg import Canvas, colour, page, shortened, text_width
 
 _GAP = 16
@@ -41,7 +41,7 @@ def draw(report: Content, path: Any, limit: Any) -> None:
     """Write the picture; what is raised stands in :meth:`autoglobal.Report.draw`."""
     if isinstance(limit, bool) or not isinstance(limit, int):
         raise SpecTypeError(
-            f"limit must be a whole number of tensors. Received: limit={received(limit)}. "
+            f"limit must be a whole number of tensors. Received: limit={short_repr(limit)}. "
             "Write, for example, limit=60"
         )
     if limit < 1:
@@ -64,7 +64,7 @@ def _checked(path: Any) -> Path:
     if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
         raise SpecTypeError(
             "path must be a string or a pathlib.Path, such as 'model.svg'. Received: "
-            f"path={received(path)}"
+            f"path={short_repr(path)}"
         )
     file = Path(path)
     if file.suffix.lower() != ".svg":
@@ -81,7 +81,7 @@ def svg(report: Content, limit: int) -> str:
     width = columns * (WIDTH + _GAP) + _GAP
     canvas = Canvas()
     title = _title(report)
-    canvas.text(_GAP, 34, shortened(shown(title), width - 2 * _GAP, 16), "strong", size=16)
+    canvas.text(_GAP, 34, shortened(printable(title), width - 2 * _GAP, 16), "strong", size=16)
     placements = [total.placement for total in report.totals if total.placement is not None]
     names = {placement: _name(index) for index, placement in enumerate(placements)}
     legends = [_legend(name, one, report.world_size) for one, name in names.items()]
@@ -96,7 +96,7 @@ def svg(report: Content, limit: int) -> str:
         bottom += height + _GAP
     bottom += _GAP / 2
     for note in _notes(report, limit):
-        canvas.text(_GAP, bottom, shortened(shown(note), width - 2 * _GAP), "soft")
+        canvas.text(_GAP, bottom, shortened(printable(note), width - 2 * _GAP), "soft")
         bottom += 16
     return page(canvas, width, bottom, title)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..layout.parts import Cell, Part, cells_of, drawn_axes, parts_of, show_holders, show_ranks
-from ..layout.rules import PARTIAL_SUM, show_sbp
-from .rows import Row, kind_of, layout_of, shown
+from .._text import printable
+from ..layout.placement import Part, Shape, layout_of, show_ranks
+from ..layout.sbp import PARTIAL_SUM, NdSbp, show_sbp, split_axis
+from .rows import Row, kind_of
 from .svg import NOBODYS, Canvas, colour, cut, hint, number, shortened, text_width
 
 WIDTH = 300
@@ -48,7 +50,7 @@ def panel_of(row: Row, place: str) -> Panel:
         notes.append(f"also {', '.join(row.tied)}")
     for note in notes:
         bottom += _LINE
-        canvas.text(_EDGE, bottom, cut(shown(note), _INSIDE), "soft")
+        canvas.text(_EDGE, bottom, cut(printable(note), _INSIDE), "soft")
     return Panel(canvas, bottom + _EDGE)
 
 
@@ -58,7 +60,7 @@ def frame(panel: Panel, height: float) -> None:
 
 
 def _line(canvas: Canvas, y: float, text: str, kind: str) -> None:
-    whole = shown(text)
+    whole = printable(text)
     line = canvas.text(_EDGE, y, shortened(whole, _INSIDE), kind)
     if line.text != whole:
         hint(line, whole)
@@ -67,7 +69,7 @@ def _line(canvas: Canvas, y: float, text: str, kind: str) -> None:
 def _parts(row: Row) -> list[Part]:
     if row.placement is None or row.sbp is None:
         return []
-    return parts_of(row.shape, row.sbp, layout_of(row.placement))
+    return layout_of(row.placement).parts(row.shape, row.sbp)
 
 
 def _scalar(canvas: Canvas, row: Row) -> tuple[float, list[str]]:
@@ -79,7 +81,7 @@ def _scalar(canvas: Canvas, row: Row) -> tuple[float, list[str]]:
     for part in _parts(row):  # one, since there is nothing to split
         kind = "part sum" if len(part.summands) > 1 else "part"
         hint(canvas.dot(x, y, 7, kind, fill=_colour(part, alone=True)), _told(part))
-        canvas.text(x + 18, y + 4, show_holders(part))
+        canvas.text(x + 18, y + 4, part.holders)
     return y + 8, []
 
 
@@ -179,4 +181,47 @@ def _colour(part: Part, alone: bool) -> str:
 def _told(part: Part) -> str:
     ends = [start + length for start, length in zip(part.starts, part.lengths)]
     slices = ", ".join(f"{start}:{end}" for start, end in zip(part.starts, ends))
-    return f"[{slices}] on rank {show_holders(part)}" if slices else f"rank {show_holders(part)}"
+    return f"[{slices}] on rank {part.holders}" if slices else f"rank {part.holders}"
+
+
+def drawn_axes(shape: Shape, sbp: NdSbp) -> tuple[int, ...]:
+    """The axes of a tensor that are drawn, two at most: those that are cut before others."""
+    cut = dict.fromkeys(axis for one in sbp if (axis := split_axis(one)) is not None)
+    return tuple(sorted([*cut, *(axis for axis in range(len(shape)) if axis not in cut)][:2]))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What can be seen of parts along the axes that are drawn, the first of them down.
+
+    There are several parts in one that are apart along another axis.
+    """
+
+    starts: Shape
+    lengths: Shape
+    parts: list[Part]
+
+    @property
+    def label(self) -> str:
+        """Who holds it, with ``|`` between the parts."""
+        return " | ".join(part.holders for part in self.parts)
+
+    @property
+    def first(self) -> int:
+        return min(part.ranks[0] for part in self.parts)
+
+    @property
+    def is_sum(self) -> bool:
+        return any(len(part.summands) > 1 for part in self.parts)
+
+
+def cells_of(parts: Sequence[Part], axes: tuple[int, ...]) -> list[Cell]:
+    """The cells row by row; what has one axis is one row."""
+    cells: dict[tuple[Shape, Shape], Cell] = {}
+    for part in parts:
+        starts = tuple(part.starts[axis] for axis in axes)
+        lengths = tuple(part.lengths[axis] for axis in axes)
+        if len(axes) == 1:
+            starts, lengths = (0, *starts), (1, *lengths)
+        cells.setdefault((starts, lengths), Cell(starts, lengths, [])).parts.append(part)
+    return sorted(cells.values(), key=lambda cell: cell.starts)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Literal, Optional
 
-from .._compat import dtype_name, item_size, nbytes_of
-from ..layout.rules import NdSbp, show_sbp
-from ..layout.spec import Layout, Shape
-from ..modules.registry import Module
-from ..modules.tree import Held, Loose
+from .._compat import Module, dtype_name, item_size, nbytes_of
+from ..layout.placement import Shape, layout_of
+from ..layout.sbp import NdSbp, show_sbp
+from ..modules.tree import Held, Unregistered
 
 
 @dataclass(frozen=True)
@@ -91,12 +89,6 @@ class Total:
         return {**vars(self), "placement": placement_dict(self.placement)}
 
 
-@lru_cache(maxsize=64)
-def layout_of(placement: Any) -> Layout:
-    """Not checked: tensors are there, if perhaps on devices that this rank has none of."""
-    return Layout(placement)
-
-
 def rows_of(held: Iterable[Held]) -> tuple[Row, ...]:
     """A row for each Parameter and buffer."""
     return tuple(
@@ -112,11 +104,11 @@ def rows_of(held: Iterable[Held]) -> tuple[Row, ...]:
     )
 
 
-def loose_rows(loose: Iterable[Loose]) -> tuple[Row, ...]:
+def unregistered_rows(unregistered: Iterable[Unregistered]) -> tuple[Row, ...]:
     """A row for each tensor that is not registered."""
     return tuple(
         _row(path, owner, tensor, tied=(), kind="attribute", saved=False)
-        for path, owner, tensor in loose
+        for path, owner, tensor in unregistered
     )
 
 
@@ -186,8 +178,3 @@ def kind_of(row: Row) -> str:
     """``parameter``, or ``buffer, not saved``."""
     frozen = row.kind == "parameter" and not row.requires_grad
     return f"{row.kind}{', frozen' * frozen}{', not saved' * (not row.saved)}"
-
-
-def shown(text: str) -> str:
-    """The text with what cannot be printed, such as codes for colours, written out."""
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)

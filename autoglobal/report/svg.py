@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from .rows import shown
+from .._text import printable
 
 CHARACTER = 0.61  # of the font size: the width of one in a monospaced font
 _PALETTE = (
@@ -74,13 +74,13 @@ class Canvas:
     ) -> ElementTree.Element:
         named = {"class": kind} if kind else {}
         element = ElementTree.SubElement(self.group, tag, {**attributes, **named})
-        element.text = shown(text) or None
+        element.text = printable(text) or None
         return element
 
 
 def hint(element: ElementTree.Element, text: str) -> None:
     """What is shown where the pointer rests on an element."""
-    ElementTree.SubElement(element, "title").text = shown(text)
+    ElementTree.SubElement(element, "title").text = printable(text)
 
 
 def page(content: Canvas, width: float, height: float, title: str) -> str:

@@ -12,8 +12,9 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from ..layout.rules import show_sbp
-from .rows import Row, Total, kind_of, show_placement, shown
+from .._text import printable
+from ..layout.sbp import show_sbp
+from .rows import Row, Total, kind_of, show_placement
 from .warnings import Finding
 
 _COLUMNS = ("path", "class", "kind", "shape", "here", "dtype", "placement", "sbp", "bytes here")
@@ -78,14 +79,14 @@ def _width(console: Console, table: Table) -> int:
 
 
 def _around(report: Content, table: Table) -> Iterator[RenderableType]:
-    yield Text(shown(report.title), style="bold")
+    yield Text(printable(report.title), style="bold")
     yield table
     for total in report.totals:
         yield Text(_total(total))
     if report.warnings:
         yield Text("What will bite:", style="bold yellow")
     for one in report.warnings:
-        yield Text(f"- {shown(one.text)}")
+        yield Text(f"- {printable(one.text)}")
 
 
 def _wide(report: Content, lines: box.Box) -> Table:
@@ -116,7 +117,7 @@ def _styled(report: Content) -> Iterator[tuple[Row, str | None]]:
 
 
 def _cell(text: str) -> Text:
-    return Text(shown(text))
+    return Text(printable(text))
 
 
 def _cells(row: Row) -> Iterator[str]:

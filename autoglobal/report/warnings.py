@@ -8,9 +8,10 @@ from typing import Any, Literal, Optional
 
 from oneflow import nn
 
-from ..layout.rules import NdSbp, show_sbp, split_axis
+from ..layout.placement import layout_of
+from ..layout.sbp import NdSbp, show_sbp, split_axis
 from ..modules.tree import Held, Name
-from .rows import Row, layout_of, show_placement, totals_of
+from .rows import Row, show_placement, totals_of
 
 _SHOWN = 4  # paths in one sentence
 
@@ -120,8 +121,8 @@ def _tied(held: Iterable[Held]) -> Iterator[Finding]:
     Stated by ``@auto_global`` with a placement, that is: what the rules of some scope would wish
     cannot be known here.
     """
-    for tensor, names in held:
-        stated = [(name, wish) for name in names if (wish := _stated(name, tensor)) is not None]
+    for _, names in held:
+        stated = [(name, wish) for name in names if (wish := _stated(name)) is not None]
         for name, wish in stated[1:]:
             first = stated[0]
             if wish != first[1]:
@@ -138,18 +139,16 @@ def _tied(held: Iterable[Held]) -> Iterator[Finding]:
 _Wish = tuple[Any, Optional[NdSbp]]  # a placement and an sbp; None: stays local
 
 
-def _stated(name: Name, tensor: Any) -> _Wish | None:
+def _stated(name: Name) -> _Wish | None:
     """What the classes above this name state for it, if they do."""
-    spec = name.level.spec
+    spec = name.node.spec
     if spec is None:
         return None
     if name.kind == "buffer" and spec.buffers != "sbp":
-        return spec.placement, spec.whole() if spec.buffers == "broadcast" else None
-    rules = spec.rules
+        return spec.placement, spec.layout.broadcast if spec.buffers == "broadcast" else None
     # A function is the caller's own code, and is not to be run by a look.
-    if rules.is_function or (rules.patterns and not rules.matching(name.owner, name.rule_path)):
-        return None
-    return spec.placement, rules.wish(name.path, name.owner, name.rule_path, tensor)[1]
+    stated = spec.rules.stated(name.owner, name.rule_path)
+    return None if stated is None else (spec.placement, stated.sbp)
 
 
 def _show_wish(stated: tuple[Name, _Wish]) -> str:

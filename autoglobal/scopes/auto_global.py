@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any, NoReturn, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
 from oneflow import nn
 
-from .._text import received
+from .._text import short_repr
 from ..conversion.session import Session
 from ..errors import ConversionError, SpecTypeError
-from ..layout.rules import BROADCAST
-from ..layout.spec import Buffers, Existing, GlobalSpec, Source, Unsplittable
-from ..modules import hook
-from ..modules.registry import Module, Slot, has_own_methods, slot_of, tensors
-from .stack import handle_class, installer, open_frames
+from ..layout.sbp import BROADCAST
+from ..layout.spec import ENDLESS, GlobalSpec, Options, takes_options
+from ..modules.decorated import decorate
+from ..modules.hook import Assignment, watch_global
+from ..modules.registry import has_own_methods
+from ..modules.tree import tensors
+from .stack import find, installer, open_frames
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 C = TypeVar("C", bound=type)
 
@@ -25,30 +29,31 @@ class _Handler:
 
     spec: GlobalSpec | None = None
 
-    def on_assign(
-        self, forward: hook.Forward, module: Module, via: str, name: Any, value: Any
-    ) -> Any:
-        slot = slot_of(module, via, name, value)
+    def on_assign(self, assignment: Assignment) -> Any:
         # Methods of the class's own, which the class's hook lies above, may register something
         # else than they were given: then the hook has to be below them too.
-        below = has_own_methods(module)
+        below = has_own_methods(assignment.module)
         if below:
             installer.acquire(watch_global=False)
         try:
-            spec = None if slot is None else self._spec_for(slot, module, name, value)
-            if slot is None or spec is None:
-                return forward()
-            result = _once(spec, forward, module, slot, name, value)
-            if self.spec is not None:
-                for frame in open_frames():
-                    frame.taken_over(value)
-            return result
+            spec = None if assignment.kind is None else self._spec_for(assignment)
+            if spec is None:
+                return assignment.forward()
+            return self._convert(spec, assignment)
         finally:
             if below:
                 installer.release(watch_global=False)
 
-    def _spec_for(self, slot: Slot, module: Module, name: Any, value: Any) -> GlobalSpec | None:
+    def _spec_for(self, assignment: Assignment) -> GlobalSpec | None:
         raise NotImplementedError
+
+    def _convert(self, spec: GlobalSpec, assignment: Assignment) -> Any:
+        module = assignment.module
+        # What the instance holds is its own, also with existing="error".
+        own = (tensor for _, tensor in tensors(module)) if spec.existing == "error" else ()
+        session = Session(spec, own=own)
+        with session.running(f"the assignment of {type(module).__name__}.{assignment.name}"):
+            return session.assign(assignment)
 
 
 class _Stating(_Handler):
@@ -57,16 +62,25 @@ class _Stating(_Handler):
     def __init__(self, spec: GlobalSpec) -> None:
         self.spec = spec
 
-    def _spec_for(self, slot: Slot, module: Module, name: Any, value: Any) -> GlobalSpec | None:
+    def _spec_for(self, assignment: Assignment) -> GlobalSpec | None:
         return self.spec
+
+    def _convert(self, spec: GlobalSpec, assignment: Assignment) -> Any:
+        result = super()._convert(spec, assignment)
+        if assignment.kind == "module":
+            for frame in open_frames():
+                if frame.deferred is not None:
+                    frame.deferred.forget_tree(assignment.value)
+        return result
 
 
 class _Following(_Handler):
     """A class whose instances go where their global tensors are."""
 
-    def _spec_for(self, slot: Slot, module: Module, name: Any, value: Any) -> GlobalSpec | None:
-        if not _has_local(slot, value):
+    def _spec_for(self, assignment: Assignment) -> GlobalSpec | None:
+        if not _has_local(assignment):
             return None
+        module, name = assignment.module, assignment.name
         found: dict[str, Any] = {}  # a path on each placement
         for path, tensor in tensors(module):
             there = tensor.is_global and path.split(".")[0] != name  # what it replaces is no guide
@@ -86,23 +100,11 @@ class _Following(_Handler):
         return GlobalSpec(placement, [BROADCAST] * placement.ranks.ndim)
 
 
-def _has_local(slot: Slot, value: Any) -> bool:
-    if slot == "module":
+def _has_local(assignment: Assignment) -> bool:
+    value = assignment.value
+    if assignment.kind == "module":
         return any(tensor.is_local for _, tensor in tensors(value))
     return bool(value.is_local)
-
-
-def _once(
-    spec: GlobalSpec, forward: hook.Forward, module: Module, slot: Slot, name: Any, value: Any
-) -> Any:
-    # What the instance holds is its own, also with existing="error".
-    own = (tensor for _, tensor in tensors(module)) if spec.existing == "error" else ()
-    session = Session(spec, own)
-    try:
-        with session.telling(f"the assignment of {type(module).__name__}.{name}"):
-            return session.assign(forward, module, slot, name, value)
-    finally:
-        session.close()
 
 
 class _Decorator:
@@ -112,8 +114,9 @@ class _Decorator:
         self._spec = spec
 
     def __call__(self, kind: C) -> C:
-        watch = self._spec.existing != "keep"
-        handle_class(_checked(kind), _Stating(self._spec), watch_global=watch)
+        decorate(_checked(kind), _Stating(self._spec), find)
+        if self._spec.existing != "keep":
+            watch_global()
         return kind
 
     def __enter__(self) -> NoReturn:
@@ -134,20 +137,10 @@ def auto_global(kind: C, /) -> C: ...
 
 
 @overload
-def auto_global(
-    placement: Any,
-    sbp: Any,
-    *,
-    source: Source = ...,
-    existing: Existing = ...,
-    buffers: Buffers = ...,
-    unsplittable: Unsplittable = ...,
-    same_placement: bool = ...,
-    check: bool = ...,
-    timeout: float = ...,
-) -> _Decorator: ...
+def auto_global(placement: Any, sbp: Any, **options: Unpack[Options]) -> _Decorator: ...
 
 
+@takes_options
 def auto_global(placement: Any, sbp: Any = _ABSENT, **options: Any) -> Any:
     """Make global whatever is assigned to an instance of a class, in ``__init__`` and later.
 
@@ -203,18 +196,11 @@ def auto_global(placement: Any, sbp: Any = _ABSENT, **options: Any) -> Any:
     if options:
         raise SpecTypeError(
             "auto_global takes options only with a placement and an sbp. Received: "
-            f"{received(options)}. "
+            f"{short_repr(options)}. "
             "Write @auto_global(placement, sbp, ...)"
         )
-    handle_class(kind, _Following())
+    decorate(kind, _Following(), find)
     return kind
-
-
-_OPTIONS = [
-    one.name
-    for one in fields(GlobalSpec)
-    if one.init and one.name not in ("placement", "sbp", "when")
-]
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
@@ -223,13 +209,14 @@ def _check_options(options: Mapping[str, Any]) -> None:
         if name == "when":
             raise SpecTypeError(
                 "auto_global has no option 'when', since a class has no end. Received: "
-                f"when={received(value)}. Write @global_scope(..., when='exit') on the function "
+                f"when={short_repr(value)}. Write @global_scope(..., when='exit') on the function "
                 "that builds the module"
             )
-        if name not in _OPTIONS:
+        known = [one.name for one in ENDLESS]
+        if name not in known:
             raise SpecTypeError(
-                f"auto_global has no option {name!r}. Received: {name}={received(value)}. "
-                f"Write one of {', '.join(_OPTIONS)}"
+                f"auto_global has no option {name!r}. Received: {name}={short_repr(value)}. "
+                f"Write one of {', '.join(known)}"
             )
 
 
@@ -237,7 +224,7 @@ def _checked(kind: Any) -> Any:
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)) or kind is nn.Module:
         hint = "; @global_scope(placement, sbp) decorates functions" * callable(kind)
         raise SpecTypeError(
-            f"auto_global decorates subclasses of nn.Module. Received: {received(kind)}{hint}. "
+            f"auto_global decorates subclasses of nn.Module. Received: {short_repr(kind)}{hint}. "
             "Write @auto_global or @auto_global(placement, sbp) above such a class"
         )
     return kind

@@ -1,24 +1,40 @@
-"""What was assigned while a scope with ``when="exit"`` was open, to be found again as it closes."""
+"""Deferred conversions: what was assigned while a scope with ``when="exit"`` was open."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Set
+from typing import Any
 from weakref import ref
 
-from ..modules.registry import Module, join, store, walk
+from .._compat import Module
+from ..conversion.plan import Plan
+from ..conversion.session import Session
+from ..modules.hook import Assignment
+from ..modules.registry import join, store
+from ..modules.tree import Node, walk
 
 
-class Assigned:
-    """Modules, and the names that were assigned on each."""
+class Deferred:
+    """Modules, and the names that were assigned on each; the hook's handler for such a scope."""
 
-    def __init__(self) -> None:
+    def __init__(self, session: Session) -> None:
+        self._session = session
         # Weak: a module that was only a step on the way is none of the result.
         self._names: dict[int, tuple[ref[Module], set[str]]] = {}
 
-    def add(self, module: Module, name: str) -> None:
-        names = self._names_of(module)
-        if names is None:
+    def on_assign(self, assignment: Assignment) -> Any:
+        """Let OneFlow register what is assigned, and remember the name."""
+        if assignment.kind is None:
+            return self._session.pass_by(assignment)
+        goes_on = id(assignment.value) in self._session.not_existing(assignment)
+        result = assignment.forward()
+        (self.forget if goes_on else self._add)(assignment.module, assignment.name)
+        return result
+
+    def _add(self, module: Module, name: str) -> None:
+        held, names = self._names.get(id(module), (None, None))
+        if names is None or held is None or held() is not module:
             names = set()
             # Not in the place of a dead module that had this id: the order is that of the
             # program, and must not depend on one process's addresses.
@@ -27,19 +43,33 @@ class Assigned:
         names.add(name)
 
     def forget(self, module: Module, name: str) -> None:
-        """The name was assigned again by somebody else."""
-        (self._names_of(module) or set()).discard(name)
+        """The name was assigned again where nothing is converted, or something else was."""
+        if name in self._names_of(module):
+            self._names[id(module)][1].discard(name)
 
     def forget_tree(self, module: Module) -> None:
-        """Somebody else has taken over the module and all below it."""
-        for _, owner in walk(module, ""):
-            if self._names_of(owner) is not None:
-                del self._names[id(owner)]
+        """A class that states its layout has taken over the module and all below it."""
+        for node in walk(module):
+            if self._names_of(node.module):
+                del self._names[id(node.module)]
 
     def clear(self) -> None:
         self._names.clear()
 
-    def roots(self) -> list[Module]:
+    def add_to(self, plan: Plan) -> None:
+        """Take all that was assigned into a plan, as one value."""
+        for root in self._roots():
+            label = type(root).__name__
+            for node in walk(root, skip=self._names_of):
+                names = self._names_of(node.module)
+                plan.add_own(Node(label, node.path, node.module, plan.spec), names)
+                for name, child in store(node.module, "_modules").items():
+                    if child is not None and name in names:
+                        plan.add_tree(label, child, join(node.path, name))
+            if plan.spec.same_placement:
+                plan.look_at(label, root)
+
+    def _roots(self) -> list[Module]:
         """The modules assigned to that are not below another one of them."""
         gc.collect()  # so that what nobody holds is gone on all ranks alike
         alive = [module for held, _ in self._names.values() if (module := held()) is not None]
@@ -47,37 +77,16 @@ class Assigned:
         for module in alive:
             for child in store(module, "_modules").values():
                 if child is not None and id(child) not in below:
-                    below.update(id(found) for _, found in walk(child, ""))
+                    below.update(id(node.module) for node in walk(child))
         roots = [module for module in alive if id(module) not in below]
-        reached = {id(found) for root in roots for _, found in walk(root, "")}
+        reached = {id(node.module) for root in roots for node in walk(root)}
         for module in alive:  # left over is a ring, of modules that hold each other
             if id(module) not in reached:
                 roots.append(module)
-                reached.update(id(found) for _, found in walk(module, ""))
+                reached.update(id(node.module) for node in walk(module))
         return roots
 
-    def below(self, root: Module) -> Iterator[tuple[str, Module, frozenset[str] | None]]:
-        """``(path, module, names)`` from ``root`` down, where ``names`` of it were assigned.
-
-        None for all of its names and all below it: the module is one that was itself assigned.
-        """
-        seen: set[int] = set()
-        waiting = [("", root)]
-        while waiting:
-            path, module = waiting.pop()
-            if id(module) in seen:
-                continue
-            seen.add(id(module))
-            names = self._names_of(module) or set()
-            yield path, module, frozenset(names)
-            below = []
-            for name, child in store(module, "_modules").items():
-                if child is not None and name in names:
-                    yield join(path, name), child, None
-                elif child is not None:
-                    below.append((join(path, name), child))
-            waiting.extend(reversed(below))
-
-    def _names_of(self, module: Module) -> set[str] | None:
+    def _names_of(self, module: Module) -> Set[str]:
+        """The names that were assigned on a module."""
         found = self._names.get(id(module))
-        return None if found is None or found[0]() is not module else found[1]
+        return frozenset() if found is None or found[0]() is not module else found[1]

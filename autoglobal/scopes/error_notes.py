@@ -1,4 +1,4 @@
-"""A note on an error of OneFlow's own about local and global tensors, as it leaves a scope.
+"""Notes on errors of OneFlow about local and global tensors, as they leave a scope.
 
 OneFlow's messages there name neither a module nor a way out: "Only local tensors have 'device'",
 "Got input tensors with inconsistent attributes".
@@ -12,7 +12,7 @@ from types import FrameType
 from oneflow import nn
 
 from ..errors import AutoglobalError
-from ..modules.registry import tensors
+from ..modules.tree import tensors
 
 MARK = "autoglobal: "
 # Words of OneFlow's, not of those who write "local" or "global" in an error of their own.
@@ -23,7 +23,7 @@ _ABOUT_LOCAL_AND_GLOBAL = re.compile(
 _MIXED = re.compile(r"inconsistent attributes|Only (local|global) tensor can be assigned")
 
 
-def add_advice(error: BaseException, at_once: bool) -> None:
+def add_note(error: BaseException, at_once: bool) -> None:
     """Say what to write, where OneFlow raised over a tensor that is global, or still local.
 
     ``at_once``: what is assigned in the scope is global at once, as with ``when="assign"``.

@@ -1,13 +1,25 @@
-"""``global_scope`` and ``current_scope``."""
+"""``global_scope``, ``local_scope`` and ``current_scope``."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..layout.spec import TIMEOUT, Buffers, Existing, GlobalSpec, Source, Unsplittable, When
+from .._text import short_repr
+from ..errors import SpecTypeError
+from ..layout.spec import (
+    TIMEOUT,
+    Buffers,
+    Existing,
+    GlobalSpec,
+    Source,
+    Unsplittable,
+    When,
+)
+from ..modules.hook import Assignment
 from .active import ActiveScope
-from .context import Block
-from .stack import innermost
+from .context import ScopeContext
+from .deferred import Deferred
+from .stack import Frame, innermost, open_frames
 
 
 def current_scope() -> ActiveScope | None:
@@ -25,7 +37,7 @@ def current_scope() -> ActiveScope | None:
     return frame if isinstance(frame, ActiveScope) else None
 
 
-class global_scope(Block[ActiveScope]):
+class global_scope(ScopeContext[ActiveScope]):
     """Inside this block, what is assigned to any ``nn.Module`` becomes global.
 
     ::
@@ -151,3 +163,62 @@ class global_scope(Block[ActiveScope]):
 
     def __repr__(self) -> str:
         return f"global_scope({self._spec.placement}, {self._spec.rules})"
+
+
+class local_scope(ScopeContext[Frame]):
+    """Inside this block nothing is converted, whatever scope or decorated class is around it.
+
+    ::
+
+        import oneflow as flow
+        from oneflow import nn
+        from autoglobal import global_scope, local_scope
+
+        model = nn.Linear(4, 4)
+        with global_scope(flow.placement("cpu", ranks=[0]), flow.sbp.broadcast):
+            with local_scope():
+                model.teacher = nn.Linear(4, 4)
+            model.head = nn.Linear(4, 4)
+        assert model.teacher.weight.is_local and model.head.weight.is_global
+
+    A context manager and a decorator for functions, as :class:`autoglobal.global_scope` is; a
+    scope that is opened inside it converts again.
+
+    Raises:
+        AutoglobalError: closed out of order or twice.
+        SpecTypeError: used as a decorator on a class, or without its parentheses.
+    """
+
+    for_a_class = "it above the methods of the class, such as __init__"
+
+    if not TYPE_CHECKING:  # which takes it for a scope without arguments, as it is
+
+        def __init__(self, *nothing: Any) -> None:
+            super().__init__()
+            if nothing:  # of auto_global there is a form without parentheses
+                raise SpecTypeError(
+                    f"local_scope must have no arguments. Received: {short_repr(nothing[0])}. "
+                    "Write @local_scope() above a def, or with local_scope():"
+                )
+
+    def new_frame(self) -> Frame:
+        waiting = [frame.deferred for frame in open_frames() if frame.deferred is not None]
+        return _Forgetting(self, waiting) if waiting else Frame(self)
+
+    def __repr__(self) -> str:
+        return "local_scope()"
+
+
+class _Forgetting(Frame):
+    """A local scope inside scopes that convert at their end: what is assigned is not theirs."""
+
+    def __init__(self, opened_by: object, waiting: list[Deferred]) -> None:
+        super().__init__(opened_by)
+        self._waiting = waiting
+        self.handler = self
+
+    def on_assign(self, assignment: Assignment) -> Any:
+        result = assignment.forward()
+        for deferred in self._waiting:
+            deferred.forget(assignment.module, assignment.name)
+        return result

@@ -1,4 +1,4 @@
-"""Which spec is in force: for this thread and asyncio task, and for a module's class."""
+"""The stack of open scopes: which is in force for this thread, this asyncio task and a module."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
-from ..modules import decorated as classes
-from ..modules import hook
-from ..modules.registry import Module
+from .._compat import Module
+from ..modules.decorated import handler_of
+from ..modules.hook import Handler, Installer
+
+if TYPE_CHECKING:
+    from .deferred import Deferred
 
 
-class Place:
-    """A process, a thread, and the asyncio task in it if there is one."""
+class Origin:
+    """Where a scope was opened: a process, a thread, and the asyncio task in it if there is one."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
@@ -42,15 +45,19 @@ def _current_task() -> Any:
 
 
 class Frame:
-    """One open scope. With ``is_local``, as ``local_scope`` opens, nothing is converted."""
+    """One open scope. With ``is_local``, as ``local_scope`` opens, nothing is converted.
 
-    handler: hook.Handler | None = None
+    ``deferred`` is what is to be converted as the scope ends, where that is how it works.
+    """
+
+    handler: Handler | None = None
+    deferred: Deferred | None = None
     is_local = True
     watch_global = False
 
     def __init__(self, opened_by: object) -> None:
         self.opened_by = opened_by
-        self.opened_in = Place()
+        self.origin = Origin()
         self.outer: Frame | None = None
         self.closed = False
         self.thread = threading.get_ident()
@@ -79,12 +86,9 @@ class Frame:
     def end(self, error: BaseException | None) -> None:
         """Do what is due as the block ends, ``error`` being how."""
 
-    def taken_over(self, value: Any) -> None:
-        """A class that states its layout has converted the Tensor or Module ``value``."""
-
     def suspend(self) -> Frame | None:
         """Put this frame and those opened in it aside; return the innermost of these."""
-        if self.opened_in.is_before_fork():
+        if self.origin.is_before_fork():
             return None
         top = innermost()
         _innermost.set(self.outer)
@@ -92,7 +96,7 @@ class Frame:
 
     def resume(self, top: Frame | None) -> None:
         """Put back what :meth:`suspend` has put aside, on top of what is open here and now."""
-        if self.opened_in.is_before_fork():
+        if self.origin.is_before_fork():
             return  # its scope is the parent process's
         self.outer = innermost()
         _innermost.set(top)
@@ -116,30 +120,26 @@ def open_frames() -> Iterator[Frame]:
 
 
 def innermost() -> Frame | None:
-    return next(open_frames(), None)
+    # Not by open_frames(), because each assignment of a tensor comes through here.
+    frame, thread = _innermost.get(), threading.get_ident()
+    while frame is not None and (frame.closed or frame.thread != thread):
+        frame = frame.outer
+    return frame
 
 
-def find(module: Module) -> hook.Handler | None:
+def find(module: Module) -> Handler | None:
     """The handler in force for an assignment to ``module``, here and now."""
     frame = innermost()
     if frame is None:
-        return None if _forked else classes.handler_of(type(module))
+        return None if _forked else handler_of(type(module))
     if frame.is_local:
         return frame.handler
-    own = classes.handler_of(type(module))
+    own = handler_of(type(module))
     # A class that states its layout keeps it, one that follows follows the scope.
     return frame.handler if own is None or own.spec is None else own
 
 
-installer = hook.Installer(find)
-
-
-def handle_class(kind: Any, handler: classes.ClassHandler, watch_global: bool = False) -> None:
-    """Let ``handler`` see what is assigned to instances of ``kind``, from now on."""
-    if classes.put(kind, handler):
-        hook.put_on_class(kind, find)
-    if watch_global:
-        hook.watch_global()
+installer = Installer(find)
 
 
 _forked = False

@@ -1,4 +1,4 @@
-"""Reading many tensors together: digests of what they hold, and copies of which views are right.
+"""Digests of tensors in host memory.
 
 The address of a tensor's memory is had by a wait that spins on a core. So tensors are copied side
 by side into a buffer whose address is known, and one wait that sleeps does for all of them.
@@ -14,73 +14,30 @@ import numpy as np
 import oneflow as flow
 import xxhash
 
-from .._compat import item_size, nbytes_of
-from ..ranks.collectives import host, host_buffer, sync
-
-Tensor = Any  # oneflow.Tensor; OneFlow ships no types
-Shape = tuple[int, ...]
+from .._compat import SMALL, Tensor, host_buffer, item_size, on_own_device, stacked, sync
+from ..layout.placement import Shape
 
 BUFFER = 8 << 20  # bytes of tensors that are read at a time, if not of one that is larger
-SMALL = 1 << 20  # bytes; to copy so few costs less than to ask where they lie
 _KEPT = 1 << 20  # bytes of a buffer that stays until it is needed again
 
 
-def sound(local: Tensor) -> Tensor:
-    """A tensor with the same values of which views can be taken: a copy of a small one.
-
-    OneFlow 0.9.0 forgets where a view begins in its storage once it is detached, or a Parameter:
-    a further view of that begins at the start of the storage, with other numbers and no error.
-    Copying it is right.
-    """
-    source = at_home(local.detach())
-    if nbytes_of(source) <= SMALL or source.device.type != "cpu" or source.dtype == flow.bfloat16:
-        return source.clone()
-    sync()  # numpy() spins on a core while it waits
-    whole, first = source.numpy(), source.narrow(0, 0, 1).numpy()
-    return source if whole.ctypes.data == first.ctypes.data else source.clone()
-
-
-def at_home(local: Tensor) -> Tensor:
-    """The tensor, or a copy of it, on this rank's own device if that is the host.
-
-    ``flow.empty`` puts its tensor on ``cpu:0`` on every rank. To and from there OneFlow 0.9.0
-    copies by way of numpy, which has no bfloat16, and where no memory is shared.
-    """
-    device = local.device
-    if device.type != "cpu" or device.index == flow.env.get_local_rank():
-        return local
-    return local.to(host())
-
-
-def stacked(tensors: Sequence[Tensor]) -> Tensor:
-    """Copies of local tensors of one shape and dtype, one behind the other along a new first axis.
-
-    Of the new tensor views can be taken.
-    """
-    shape = tuple(tensors[0].shape)
-    with flow.no_grad():
-        if shape == ():  # these OneFlow does not put together
-            return flow.cat([at_home(one.detach()).clone().view(1) for one in tensors])
-        return flow.cat([at_home(one) for one in tensors]).view(len(tensors), *shape)
-
-
 # A buffer for each dtype, and the array that is its memory.
-_stages: dict[Any, tuple[Tensor, Any]] = {}
+_buffers: dict[Any, tuple[Tensor, Any]] = {}
 
 
-def _stage(dtype: Any, count: int) -> tuple[Tensor, Any]:
-    kept = _stages.get(dtype)
+def _buffer(dtype: Any, count: int) -> tuple[Tensor, Any]:
+    kept = _buffers.get(dtype)
     if kept is None or len(kept[1]) < count:
         tensor = host_buffer(max(count, 4096), dtype)
-        kept = _stages[dtype] = tensor, tensor.numpy()
+        kept = _buffers[dtype] = tensor, tensor.numpy()
     return kept
 
 
-def release() -> None:
+def release_buffers() -> None:
     """Let go of large buffers."""
-    for dtype, (_, array) in list(_stages.items()):
+    for dtype, (_, array) in list(_buffers.items()):
         if array.nbytes > _KEPT:
-            del _stages[dtype]
+            del _buffers[dtype]
 
 
 class Reading:
@@ -114,7 +71,7 @@ class Reading:
     def _start(self, dtype: Any, alike: Mapping[tuple[Any, Shape], list[int]]) -> None:
         size = item_size(dtype)
         total = sum(math.prod(shape) * len(indices) for (_, shape), indices in alike.items())
-        stage, array = _stage(dtype, min(total, BUFFER // size))
+        buffer, array = _buffer(dtype, min(total, BUFFER // size))
         end = 0
         for (_, shape), indices in alike.items():
             count = math.prod(shape)
@@ -125,7 +82,7 @@ class Reading:
                     self.digests()
                     end = 0
                 if count:
-                    self._copy(stage.narrow(0, end, count * len(chunk)), chunk, shape)
+                    self._copy(buffer.narrow(0, end, count * len(chunk)), chunk, shape)
                 for index in chunk:
                     self._under_way.append((index, array, end, end + count))
                     end += count
@@ -134,10 +91,10 @@ class Reading:
         if len(chunk) > 1:
             to.view(len(chunk), *shape).copy_(stacked([self._tensors[index] for index in chunk]))
         else:
-            to.view(*shape).copy_(at_home(self._tensors[chunk[0]].detach()))
+            to.view(*shape).copy_(on_own_device(self._tensors[chunk[0]].detach()))
 
     def _read_alone(self, index: int, dtype: Any) -> None:
-        whole = at_home(self._tensors[index].detach()).to(dtype)
+        whole = on_own_device(self._tensors[index].detach()).to(dtype)
         sync()  # numpy() spins on a core while it waits
         array: Any = np.ascontiguousarray(whole.numpy())
         self._digests[index] = xxhash.xxh3_128_digest(array)

@@ -1,4 +1,4 @@
-"""The first rank's values, sent to where they are missing: to each rank its own part.
+"""The scatter of the first rank's values: to each rank its own part.
 
 At most ``BUFFER`` bytes of tensors are on the way at a time, if not one that is larger. Small parts
 for one rank go together, up to :data:`MESSAGE` bytes in one message; of a tensor that is larger
@@ -11,71 +11,61 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import oneflow as flow
 
-from .._compat import item_size, nbytes_of
-from ..layout.rules import NdSbp
-from ..layout.spec import GlobalSpec, Shape
-from ..ranks.collectives import host, recv, send, sync, this_rank, world_size
-from .convert import HALF, Tensor, box, empty, from_component, holds_values, narrowed, part_of
-from .digests import BUFFER, at_home, stacked
+from .._compat import (
+    HALF,
+    Tensor,
+    host,
+    item_size,
+    on_own_device,
+    stacked,
+    sync,
+    this_rank,
+)
+from ..layout.placement import Shape, holds_values
+from ..ranks.collectives import recv, send
+from .convert import boxing, empty, from_component, narrowed, part_of
+from .digests import BUFFER
+
+if TYPE_CHECKING:
+    from .batch import TensorConversion
 
 LARGE = 512 << 10
 MESSAGE = 1 << 20  # the next one is put together while it is on the way
 
 
-@dataclass
-class Delivery:
-    """One tensor whose first rank's values are wanted by other ranks.
+def scatter(conversions: Sequence[TensorConversion], alive: Callable[[], None]) -> None:
+    """Send and receive what ``wanted`` of each says; then it has its ``result`` where it is wanted.
 
-    ``whole`` is this rank's local logical tensor; ``wanted`` are the ranks that want their part.
+    ``alive`` is called each time that others have answered.
     """
-
-    whole: Tensor
-    spec: GlobalSpec
-    sbp: NdSbp
-    wanted: frozenset[int]
-    made: Tensor = None
-
-    @property
-    def logical(self) -> Shape:
-        return tuple(self.whole.shape)
-
-    def shape_for(self, rank: int) -> Shape:
-        return self.spec.component(self.logical, self.sbp, self.spec.positions[rank])
-
-    @property
-    def is_large(self) -> bool:
-        return nbytes_of(self.whole) > LARGE
-
-    @property
-    def is_for_all(self) -> bool:
-        """Whether every rank of the program is to hold all of it."""
-        return len(self.spec.members) == world_size() and self.sbp == self.spec.whole()
-
-
-def deliver(deliveries: Sequence[Delivery], alive: Callable[[], None]) -> None:
-    """Send and receive; ``alive`` is called each time that others have answered."""
-    for window in _windows(deliveries):
+    for window in _windows(conversions):
         _Window(window).carry()
         # Nothing of this waits; without an end to it all of it could lie in memory at once.
-        if len(window) < len(deliveries):
+        if len(window) < len(conversions):
             sync()
             alive()
 
 
-def _windows(deliveries: Sequence[Delivery]) -> Iterator[Sequence[Delivery]]:
+def _windows(conversions: Sequence[TensorConversion]) -> Iterator[Sequence[TensorConversion]]:
     start = size = 0
-    for at, one in enumerate(deliveries):
-        nbytes = nbytes_of(one.whole)
-        if at > start and size + nbytes > BUFFER:
-            yield deliveries[start:at]
+    for at, one in enumerate(conversions):
+        if at > start and size + one.nbytes > BUFFER:
+            yield conversions[start:at]
             start, size = at, 0
-        size += nbytes
-    yield deliveries[start:]
+        size += one.nbytes
+    yield conversions[start:]
+
+
+def _shape_for(one: TensorConversion, rank: int) -> Shape:
+    return one.layout.component(one.logical, one.sbp, one.layout.positions[rank])
+
+
+def _is_large(one: TensorConversion) -> bool:
+    return one.nbytes > LARGE
 
 
 def _on_the_way(tensor: Tensor) -> Any:
@@ -86,41 +76,41 @@ def _on_the_way(tensor: Tensor) -> Any:
 class _Window:
     """So many tensors as are on the way at a time."""
 
-    def __init__(self, deliveries: Sequence[Delivery]) -> None:
-        self._deliveries = deliveries
+    def __init__(self, conversions: Sequence[TensorConversion]) -> None:
+        self._conversions = conversions
         self._messages: list[_Message] = []
         self._open: dict[tuple[int, int, str], _Message] = {}
 
     def carry(self) -> None:
         me = this_rank()
-        for one in self._deliveries:
-            if one.is_for_all and one.is_large:
+        for one in self._conversions:
+            if _is_large(one) and one.layout.is_everybody and one.sbp == one.layout.broadcast:
                 # OneFlow's own broadcast is the faster way.
-                one.made = box(at_home(one.whole), one.spec, one.sbp)
+                one.result = boxing(on_own_device(one.tensor), one.layout, one.sbp)
                 continue
-            for rank in one.spec.members:
-                if rank in one.wanted and me in (rank, one.spec.first):
+            for rank in one.layout.members:
+                if rank in one.wanted and me in (rank, one.layout.first):
                     self._take(one, rank)
         for message in self._messages:
             message.carry()
 
-    def _take(self, one: Delivery, rank: int) -> None:
-        count = math.prod(one.shape_for(rank))
-        if not count or not holds_values(one.sbp, one.spec.positions[rank]):
+    def _take(self, one: TensorConversion, rank: int) -> None:
+        count = math.prod(_shape_for(one, rank))
+        if not count or not holds_values(one.sbp, one.layout.positions[rank]):
             if rank == this_rank():
-                one.made, component = empty(one.logical, one.whole.dtype, one.spec, one.sbp)
+                one.result, component = empty(one.logical, one.tensor.dtype, one.layout, one.sbp)
                 if count:
                     component.zero_()
-        elif one.is_large or one.whole.device.type != "cpu":
+        elif _is_large(one) or one.tensor.device.type != "cpu":
             _carry_alone(one, rank)
         else:
-            self._post(one, rank, count * item_size(one.whole.dtype))
+            self._post(one, rank, count * item_size(one.tensor.dtype))
 
-    def _post(self, one: Delivery, rank: int, nbytes: int) -> None:
-        way = one.spec.first, rank, str(one.whole.dtype)
+    def _post(self, one: TensorConversion, rank: int, nbytes: int) -> None:
+        way = one.layout.first, rank, str(one.tensor.dtype)
         message = self._open.get(way)
         if message is None or message.nbytes + nbytes > MESSAGE:
-            message = self._open[way] = _Message(one.spec.first, rank, _on_the_way(one.whole))
+            message = self._open[way] = _Message(one.layout.first, rank, _on_the_way(one.tensor))
             self._messages.append(message)
         message.add(one, nbytes)
 
@@ -133,11 +123,11 @@ class _Message:
         self.nbytes = 0
         self._source = source
         self._dtype = dtype
-        self._alike: dict[object, list[Delivery]] = {}
+        self._alike: dict[object, list[TensorConversion]] = {}
 
-    def add(self, one: Delivery, nbytes: int) -> None:
+    def add(self, one: TensorConversion, nbytes: int) -> None:
         self.nbytes += nbytes
-        self._alike.setdefault((id(one.spec), one.sbp, one.logical), []).append(one)
+        self._alike.setdefault((one.layout, one.sbp, one.logical), []).append(one)
 
     def carry(self) -> None:
         first, *others = [one for alike in self._alike.values() for one in alike]
@@ -152,40 +142,41 @@ class _Message:
         blocks = []
         for alike in self._alike.values():
             one = alike[0]
-            whole = stacked([each.whole for each in alike])
-            part = narrowed(whole, one.spec, one.sbp, one.spec.positions[self._rank], stack=1)
+            whole = stacked([each.tensor for each in alike])
+            part = narrowed(whole, one.layout, one.sbp, one.layout.positions[self._rank], stack=1)
             blocks.append(part.reshape(-1).to(self._dtype))
         send(flow.cat(blocks) if len(blocks) > 1 else blocks[0].contiguous(), self._rank)
 
     def _receive(self) -> None:
         sizes = [
-            len(alike) * math.prod(alike[0].shape_for(self._rank)) for alike in self._alike.values()
+            len(alike) * math.prod(_shape_for(alike[0], self._rank))
+            for alike in self._alike.values()
         ]
-        whole = next(iter(self._alike.values()))[0].whole
+        whole = next(iter(self._alike.values()))[0].tensor
         flat = flow.empty((sum(sizes),), dtype=self._dtype, device=_here(whole))
         recv(self._source, flat)
         start = 0
         for alike, size in zip(self._alike.values(), sizes):
-            shape = len(alike), *alike[0].shape_for(self._rank)
+            shape = len(alike), *_shape_for(alike[0], self._rank)
             block = flat.narrow(0, start, size).view(*shape).to(whole.dtype)
             for one, part in zip(alike, flow.unbind(block, 0)):
-                one.made = from_component(part, one.logical, one.spec, one.sbp)
+                one.result = from_component(part, one.logical, one.layout, one.sbp)
             start += size
 
 
-def _carry_alone(one: Delivery, rank: int) -> None:
-    dtype = _on_the_way(one.whole)
+def _carry_alone(one: TensorConversion, rank: int) -> None:
+    dtype = _on_the_way(one.tensor)
     if this_rank() != rank:
-        part = part_of(one.whole, one.spec, one.sbp, one.spec.positions[rank])
+        part = part_of(one.tensor, one.layout, one.sbp, one.layout.positions[rank])
         send(part.to(dtype), rank)
         return
-    one.made, component = empty(one.logical, one.whole.dtype, one.spec, one.sbp)
-    device = _here(one.whole)
+    one.result, component = empty(one.logical, one.tensor.dtype, one.layout, one.sbp)
+    device = _here(one.tensor)
     if component.dtype == dtype and component.device == device:
-        recv(one.spec.first, component)
+        recv(one.layout.first, component)
     else:
         out = flow.empty(tuple(component.shape), dtype=dtype, device=device)
-        recv(one.spec.first, out)
+        recv(one.layout.first, out)
         component.copy_(out.to(component.dtype))
 
 

@@ -403,3 +403,13 @@ def test_a_wrapped_module_that_holds_no_tensor_itself_is_refused(P):
     with pytest.raises(ConversionError, match="DistributedDataParallel"):
         local_to_global(m, P, B)
     assert m[0].weight.is_local
+
+
+@pytest.mark.parametrize("name", ["exisiting", "when"])
+def test_an_option_that_there_is_not_is_python_s_own_error(P, name):
+    """A class and a call have no end, and so no option "when"."""
+    m = linear(W)
+    with pytest.raises(TypeError, match=rf"local_to_global\(\) .* '{name}'") as caught:
+        local_to_global(m, P, B, **{name: "exit"})
+    assert type(caught.value) is TypeError
+    assert m.weight.is_local

@@ -10,7 +10,7 @@ import pytest
 from oneflow import nn
 
 from autoglobal import auto_global, global_scope, local_to_global
-from autoglobal.ranks import collectives as ranks
+from autoglobal.ranks import collectives
 from tests.helpers.support import (
     S0,
     B,
@@ -191,7 +191,7 @@ class Named:
 def test_nothing_is_made_up_where_nobody_listens(P, log, monkeypatch):
     asked, made, is_on = [], [], logger.isEnabledFor
     monkeypatch.setattr(
-        "autoglobal.conversion.log.is_on", lambda level: asked.append(level) or is_on(level)
+        "autoglobal.conversion.session.is_logged", lambda level: asked.append(level) or is_on(level)
     )
     monkeypatch.setattr(logging, "_logRecordFactory", lambda *_, **__: made.append(1))
     handler, m = log(WARNING), Model()
@@ -249,10 +249,10 @@ def test_one_rank_that_logs_tells_the_others_nothing(P, rank, log):
     m = Model()
     sent = []
     for _ in range(2):
-        before = ranks.traffic.sent
+        before = collectives.traffic.sent
         with global_scope(P, S0):
             m.new = parameter(A)
-        sent.append(ranks.traffic.sent - before)
+        sent.append(collectives.traffic.sent - before)
         logger.setLevel(DEBUG)
     assert sent[0] == sent[1]
     assert len(handler.records) == (4 if rank == 0 else 1)

@@ -11,13 +11,13 @@ import pytest
 from oneflow import nn
 
 from autoglobal import (
+    _compat,
     auto_global,
     global_scope,
     local_scope,
     local_to_global,
     optimizer_to_global,
 )
-from autoglobal.tensors import convert
 from tests.helpers.support import (
     S0,
     B,
@@ -34,7 +34,7 @@ A = counted(8, 4)
 
 @pytest.fixture(autouse=True)
 def _replacing(monkeypatch):
-    monkeypatch.setattr(convert, "in_place", False)
+    monkeypatch.setattr(_compat, "can_replace_data", False)
 
 
 def test_the_callers_parameter_stays_as_it_was(P):
@@ -121,19 +121,19 @@ def test_an_optimizer_made_before_follows(P):
 
 
 def test_what_nobody_else_holds_is_not_kept(P):
-    from autoglobal.conversion import memo
+    from autoglobal.conversion import apply
 
     m = Model()
     m.new, held = parameter(A), parameter(A + 1)
     m.held = held
     local_to_global(Model(), P, B)
-    before = len(memo._replaced)
+    before = len(apply._replaced)
     local_to_global(m, P, B)
-    assert len(memo._replaced) == before + 1
-    assert memo.replacement(held) is m.held
+    assert len(apply._replaced) == before + 1
+    assert apply.replacement(held) is m.held
     del held
     local_to_global(Model(), P, B)
-    assert len(memo._replaced) == before
+    assert len(apply._replaced) == before
 
 
 def test_an_impossible_tensor_leaves_everything(P, world):

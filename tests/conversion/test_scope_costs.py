@@ -11,7 +11,7 @@ from oneflow import nn
 from rich.console import Console
 
 from autoglobal import global_scope
-from autoglobal.ranks import collectives as ranks
+from autoglobal.ranks import collectives
 from tests.helpers.support import S0, B, Model, counted, linear, parameter
 from tests.helpers.trees import four_kinds
 
@@ -33,7 +33,7 @@ def test_the_seconds_are_those_of_the_conversions(P, when):
 
 def everybodys(scope) -> list[list[int]]:
     """What each rank has sent and received."""
-    return ranks.gather([scope.sent, scope.received])
+    return collectives.all_gather([scope.sent, scope.received])
 
 
 def votes(world: int, times: int) -> list[list[int]]:
@@ -113,7 +113,7 @@ def test_inner_scopes_and_others_messages_are_not_counted(P, rank, world):
     with global_scope(P, S0) as outer:
         with global_scope(P, S0) as inner:
             m.new = parameter(counted(8, 4, start=rank))
-        ranks.gather([1])
+        collectives.all_gather([1])
     assert everybodys(outer) == votes(world, 1)
     assert everybodys(inner) != votes(world, 2)
 
@@ -122,13 +122,13 @@ def test_reading_tells_the_others_nothing(P, rank):
     m, sub = Model(), four_kinds(P)
     with global_scope(P, S0, buffers=False) as scope:
         m.sub = sub
-        before = ranks.traffic.sent, ranks.traffic.received
+        before = collectives.traffic.sent, collectives.traffic.received
         if rank == 0:  # where anything were sent the other ranks would be missed
             Console(file=io.StringIO()).print(scope)
             assert str(scope)
             assert repr(scope)
             assert [scope.converted, scope.kept, scope.left, scope.seconds, scope.sent]
-        assert (ranks.traffic.sent, ranks.traffic.received) == before
+        assert (collectives.traffic.sent, collectives.traffic.received) == before
 
 
 def test_as_text(P, monkeypatch):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autoglobal.tensors import digests as contents
+from autoglobal.tensors import digests
 from tools.launch import launch
 
 # Started by the one-rank run, since the program starts ranks of its own.
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.ranks(1)
 
 PROGRAM = Path(__file__).parents[1] / "helpers" / "memory_program.py"
 RANKS, MODEL, LARGEST = 2, 64, 8  # MiB
-BUFFER = contents.BUFFER >> 20
+BUFFER = digests.BUFFER >> 20
 SHARDS = MODEL // RANKS
 IN_A_SCOPE = SHARDS + 2 * LARGEST + BUFFER
 # What the allocator and the small objects take: 64 MiB of Parameters were measured to take 42 in

@@ -137,7 +137,7 @@ CASES = {
     "spec.py _check_cuda": [(scope(flow.placement("cuda", [0]), B), "placement", "cuda", "none")],
     "spec.py GlobalSpec.__post_init__": [(scope(source="half"), "source='half'", "'shard'")],
     "spec.py check_flag": [(scope(check=1), "check=1"), (scope(same_placement=None), "=None")],
-    "spec.py check_module": [
+    "registry.py check_module": [
         (lambda: local_to_global([linear(A)], ON_ONE, B), "module=[<module Linear>]", "ModuleList"),
         (lambda: describe(nn.Linear), "Linear", "Write describe for an instance"),
         (lambda: describe(globally(A, ON_ONE, B)), "<global Parameter, (8, 4)>"),
@@ -149,7 +149,7 @@ CASES = {
     "spec.py GlobalSpec.fit": [
         (assigned(ON_ONE, S1, value=lambda: parameter(A[0])), "Model.new", "split(dim=1)", "(4,)")
     ],
-    "rules.py Rules.__init__": [
+    "rules.py SbpRules.__init__": [
         (scope(ON_ONE, {}), "sbp={}"),
         (scope(ON_ONE, flow.sbp.split), "sbp=flow.sbp.split", "split(0)"),
     ],
@@ -161,9 +161,11 @@ CASES = {
         (scope(ON_ONE, "broadcast"), "Received: sbp='broadcast'"),
         (scope(ON_ONE, [B, B]), "2 in sbp=", "placement=", "sbp=[flow.sbp.broadcast]"),
     ],
-    "rules.py Rules._ruled": [(scope(ON_ONE, {"*": 3}), "in the rule '*'", "sbp=3")],
-    "rules.py Rules._asked": [(assigned(ON_ONE, lambda *_: 3), "Model.new", "function", "sbp=3")],
-    "rules.py Rules.wish": [(assigned(ON_ONE, {"x.*": B}), "'new'", "'Model.new'", "'x.*'")],
+    "rules.py SbpRules._rule": [(scope(ON_ONE, {"*": 3}), "in the rule '*'", "sbp=3")],
+    "rules.py SbpRules._asked": [
+        (assigned(ON_ONE, lambda *_: 3), "Model.new", "function", "sbp=3")
+    ],
+    "rules.py SbpRules.decide": [(assigned(ON_ONE, {"x.*": B}), "'new'", "'Model.new'", "'x.*'")],
     "auto_global.py _check_options": [
         (lambda: auto_global(ON_ONE, B, sauce=1), "auto_global", "'sauce'", "sauce=1", "source"),
         (lambda: auto_global(ON_ONE, B, when="exit"), "when='exit'", "global_scope"),
@@ -174,15 +176,15 @@ CASES = {
     "auto_global.py _Following._spec_for": [
         (on_two_placements, "Follower.new", "Follower.other on")
     ],
-    "context.py Block.__call__": [
+    "context.py ScopeContext.__call__": [
         (decorated(Model), "global_scope", "class Model", "@auto_global"),
         (lambda: local_scope()(Model), "local_scope", "class Model", "__init__"),
         (decorated(staticmethod(len)), "below @staticmethod"),
         (decorated(3), "global_scope", "Received: 3"),
     ],
-    "local.py local_scope.__init__": [(lambda: local_scope(len), "local_scope", "function len")],
-    "context.py Block.close_frame": [(out_of_order, "global_scope(", "local_scope()")],
-    "context.py Block.__exit__": [
+    "scope.py local_scope.__init__": [(lambda: local_scope(len), "local_scope", "function len")],
+    "context.py ScopeContext.close_frame": [(out_of_order, "global_scope(", "local_scope()")],
+    "context.py ScopeContext.__exit__": [
         (lambda: close(local_scope()), "local_scope()", "is not open"),
         (from_another_thread, "global_scope(", "another thread"),
     ],
@@ -235,16 +237,17 @@ WARNINGS = {
 # Those that are not provoked on one rank, and why.
 ELSEWHERE_OR_NEVER = {
     "agreement.py agree": "of several ranks",
-    "shards.py fit_together": "of several ranks",
+    "batch.py fit_together": "of several ranks",
+    "spec.py check_names": "Python's own words: test_local_to_global.py",
     "installation.py require_oneflow": "without OneFlow: test_import.py",
     "hook.py": "with an older wrapt: test_import.py",
     "watchdog.py _end": "it ends the process: test_waiting.py",
     "selftest.py _expect": "where OneFlow computes wrong; the doctor says what to type",
     "agreement.py _first_difference": "never, unless autoglobal compares what it does not tell",
-    "context.py Block.new_frame": "never: each kind of scope has its own",
+    "context.py ScopeContext.new_frame": "never: each kind of scope has its own",
     "auto_global.py _Handler._spec_for": "never: each kind of class has its own",
     "auto_global.py _Decorator.__exit__": "never: there is no way in",
-    "running.py _Aside._closed": "Python's own sign that a generator was closed, which it takes",
+    "context.py _Suspendable._closed": "Python's own sign that a generator was closed",
 }
 if flow.cuda.is_available():
     del CASES["spec.py _check_cuda"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from typing import get_type_hints
 
 import oneflow as flow
 import pytest
@@ -21,6 +22,7 @@ from autoglobal import (
     global_scope,
     local_to_global,
 )
+from autoglobal.layout.spec import OPTIONS, GlobalSpec, Options
 from tests.helpers.scopes import METHODS, clean
 from tests.helpers.support import (
     S0,
@@ -329,3 +331,21 @@ def test_a_refused_option_on_one_rank_only_leaves_the_others_alone(P, rank, worl
             convert(P, Model(), timeout=-1)
     m = local_to_global(linear(W + 1000 * rank), P, S0)
     assert_global(m.weight, W, P, S0)
+
+
+def test_the_options_are_the_same_everywhere():
+    """They are stated in global_scope; the other entry points and their types derive from these."""
+    stated = inspect.signature(global_scope).parameters
+    endless = {name: one for name, one in stated.items() if name != "when"}
+    for function in (local_to_global, auto_global):
+        shown = inspect.signature(function).parameters
+        for name, one in endless.items():
+            if name not in ("placement", "sbp"):
+                assert shown[name].default == one.default
+                assert shown[name].kind == one.kind
+        assert set(shown) - set(endless) <= {"module", "progress"}
+        assert "when" not in shown
+    options = get_type_hints(Options)
+    fields = get_type_hints(GlobalSpec)
+    assert options == {name: fields[name] for name in endless if name not in ("placement", "sbp")}
+    assert {one.name for one in OPTIONS} == set(stated) - {"placement", "sbp"}

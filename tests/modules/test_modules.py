@@ -9,7 +9,7 @@ import pytest
 from oneflow import nn
 
 from autoglobal import global_scope, local_to_global
-from autoglobal.conversion import memo
+from autoglobal.conversion import apply
 from tests.helpers.support import (
     S0,
     B,
@@ -185,9 +185,11 @@ def test_what_is_assigned_again_and_again_is_not_kept(P):
         for step in range(20):
             m.seen = tensor(A + step)
         (kept,) = [
-            found for found in gc.get_objects() if type(found) is memo.Memo and found._buffers
+            found
+            for found in gc.get_objects()
+            if type(found) is apply.ReplacedBuffers and found._pairs
         ]
-        assert len(kept._buffers) == 1
+        assert len(kept._pairs) == 1
     assert len(scope.converted) == 20
     assert_global(m.seen, A + 19, P, B)
 

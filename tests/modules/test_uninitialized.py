@@ -10,7 +10,7 @@ import pytest
 from oneflow import nn
 
 from autoglobal import global_scope
-from autoglobal.modules.uninitialized import is_fresh
+from autoglobal.modules.uninitialized import is_uninitialized
 from tests.helpers.support import S0, B, Model, as_array, assert_global, counted, parameter, tensor
 
 LAYERS = {
@@ -33,7 +33,7 @@ def probe(kind, *args, **kwargs) -> tuple[nn.Module, dict[str, bool]]:
 
     def assign(self, name, value):
         if isinstance(value, nn.Parameter):
-            seen[name] = is_fresh(self, name, sys._getframe(1))
+            seen[name] = is_uninitialized(self, name, sys._getframe(1))
             if seen[name]:
                 value.data.fill_(float("nan"))
         super(probed, self).__setattr__(name, value)
@@ -73,7 +73,7 @@ def test_an_initialiser_that_somebody_has_replaced(monkeypatch):
 
 def test_what_is_assigned_to_a_layer_from_outside_holds_values():
     layer = nn.Linear(4, 4)
-    assert not is_fresh(layer, "weight", sys._getframe(0))
+    assert not is_uninitialized(layer, "weight", sys._getframe(0))
 
 
 @pytest.mark.ranks(2, 4)

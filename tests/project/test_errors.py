@@ -80,7 +80,7 @@ def test_the_list_names_nothing_that_is_gone():
 @pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize(
     ("where", "source", "rows"),
-    [("agreement.py agree", "full", 8), ("shards.py fit_together", "shard", 9)],
+    [("agreement.py agree", "full", 8), ("batch.py fit_together", "shard", 9)],
 )
 def test_an_error_of_several_ranks_names_them(P, rank, where, source, rows):
     columns = 5 if rank == 1 and source == "full" else 4

@@ -11,7 +11,7 @@ import pytest
 from oneflow import nn
 
 from autoglobal import SpecError, SpecTypeError, describe, global_scope
-from autoglobal.ranks.collectives import gather
+from autoglobal.ranks.collectives import all_gather
 from tests.helpers.pictures import NS, check_against, one, panels, parts, texts
 from tests.helpers.support import S0, S1, B, Model, counted, parameter, tensor
 from tests.helpers.trees import globally, mixed
@@ -193,7 +193,7 @@ def test_the_same_bytes_each_time_and_on_every_rank(tmp_path, P):
         describe(m).draw(str(file))
     first, second = (file.read_bytes() for file in files)
     assert first == second
-    assert len({tuple(row) for row in gather([zlib.crc32(first)])}) == 1
+    assert len({tuple(row) for row in all_gather([zlib.crc32(first)])}) == 1
     assert [file.name for file in sorted(tmp_path.iterdir())] == ["a.svg", "b.svg"]
 
 
