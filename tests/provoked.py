@@ -236,8 +236,7 @@ WARNINGS = {
 ELSEWHERE_OR_NEVER = {
     "agreement.py agree": "of several ranks",
     "shards.py fit_together": "of several ranks",
-    "installation.py require_oneflow": "without OneFlow: test_import.py",
-    "hook.py": "with an older wrapt: test_import.py",
+    "installation.py require_installation": "without OneFlow, or an older wrapt: test_import.py",
     "watchdog.py _end": "it ends the process: test_waiting.py",
     "selftest.py _expect": "where OneFlow computes wrong; the doctor says what to type",
     "agreement.py _first_difference": "never, unless autoglobal compares what it does not tell",

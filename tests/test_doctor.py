@@ -20,7 +20,7 @@ import oneflow
 import pytest
 
 import autoglobal
-from autoglobal.commands.probe import LAUNCHER
+from autoglobal.commands.launcher import RANK_VARIABLES
 from tools.linked import LinkedVenv, write
 
 pytestmark = pytest.mark.ranks(1)
@@ -98,7 +98,7 @@ ENVIRONMENTS = {
 def start(python: str | Path, folder: Path, *arguments: str, **options) -> subprocess.Popen:
     """``python -m autoglobal`` in a folder that has the library, and nothing else."""
     (folder / "autoglobal").symlink_to(Path(autoglobal.__file__).parent)
-    unset = (*LAUNCHER, "PYTHONPATH")
+    unset = (*RANK_VARIABLES, "PYTHONPATH")
     clean = {name: value for name, value in os.environ.items() if name not in unset}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(
@@ -187,9 +187,8 @@ def test_what_needs_something_faulty_is_not_checked(reports):
     ]
 
 
-def other_python() -> str | None:
-    """A Python for which there is no OneFlow, if this machine has one that runs."""
-    versions = ("3.11", "3.12", "3.13", "3.14", "3.8")
+def other_python(versions: tuple[str, ...]) -> str | None:
+    """A Python of one of these versions, if this machine has one that runs."""
     found = [shutil.which(f"python{version}") for version in versions]
     for version in versions:
         found += sorted(Path.home().glob(f".pyenv/versions/{version}*/bin/python{version}"))
@@ -199,10 +198,13 @@ def other_python() -> str | None:
     return None
 
 
-def test_a_python_for_which_there_is_only_the_stub(tmp_path):
-    python = other_python()
+@pytest.mark.parametrize(
+    "versions", [("3.8",), ("3.11", "3.12", "3.13", "3.14")], ids=["old", "new"]
+)
+def test_a_python_for_which_there_is_only_the_stub(tmp_path, versions):
+    python = other_python(versions)
     if python is None:
-        pytest.skip("no Python other than 3.9 and 3.10 here")
+        pytest.skip(f"no Python {' or '.join(versions)} here")
     write(tmp_path / "oneflow" / "__init__.py", STUB)
     write(tmp_path / "oneflow-0.7.0.dist-info" / "METADATA", "Name: oneflow\nVersion: 0.7.0\n")
     process = start(python, tmp_path, "doctor")

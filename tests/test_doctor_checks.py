@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autoglobal.commands import doctor, selftest
-from autoglobal.commands import installation as _oneflow
-from autoglobal.commands import needs as _needs
+from autoglobal.commands import doctor, installation, selftest
 from autoglobal.commands.cli import main
 
 pytestmark = pytest.mark.ranks(1)
@@ -77,7 +75,7 @@ def test_what_is_needed_is_what_is_declared():
     declared = configparser.ConfigParser()
     declared.read(ROOT / "setup.cfg")
     extra = declared["options.extras_require"]["oneflow"].split()
-    assert extra == list(_oneflow.REQUIREMENTS.values())
+    assert extra == list(installation.REQUIREMENTS.values())
     needs = declared["options"]["install_requires"].split()
-    lowest = {name: ".".join(map(str, version)) for name, version in _needs.LIBRARIES.items()}
+    lowest = {name: ".".join(map(str, version)) for name, version in installation.LIBRARIES.items()}
     assert needs == [f"{name}>={version}" if version else name for name, version in lowest.items()]
