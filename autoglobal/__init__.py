@@ -72,3 +72,8 @@ __all__ = [
     "local_to_global",
     "optimizer_to_global",
 ]
+
+
+def __dir__() -> list[str]:
+    """The public names alone, because ``from autoglobal import <TAB>`` offers what is here."""
+    return __all__
