@@ -1,6 +1,7 @@
 # Every target does the set-up it needs; nothing has to be run before it.
 VENV := .venv
 PY := $(VENV)/bin/python
+LAUNCH := $(PY) -m autoglobal.commands.launcher --limit 300 --ranks
 READY := $(VENV)/.ready
 RANKS ?= 1 2 4
 # Once more as on OneFlow 1.0 and later, where a new Parameter takes a local one's place.
@@ -23,13 +24,13 @@ $(READY): setup.cfg pyproject.toml tools/venv.sh tools/build-constraints.txt
 	@bash tools/venv.sh $(VENV)
 
 demo: $(READY) ## the case of Oneflow-Inc/oneflow#8869 on two CPU ranks
-	@$(PY) -m tools.launch --ranks 2 --limit 300 -- examples/extend_global_model.py
+	@$(LAUNCH) 2 -- examples/extend_global_model.py
 
 tensor-parallel: $(READY) ## a GPT block split by rules, on two CPU ranks
-	@$(PY) -m tools.launch --ranks 2 --limit 300 -- examples/tensor_parallel.py
+	@$(LAUNCH) 2 -- examples/tensor_parallel.py
 
 examples: $(READY) ## every example on two CPU ranks
-	@for one in examples/*.py; do echo "== $$one"; $(PY) -m tools.launch --ranks 2 --limit 300 -- $$one || exit 1; done
+	@for one in examples/*.py; do echo "== $$one"; $(LAUNCH) 2 -- $$one || exit 1; done
 
 test: $(READY) ## the tests on 1, 2 and 4 ranks (RANKS="1 2" picks, ARGS=... goes to pytest)
 	@$(PY) -m tests.run --ranks $(RANKS) --replacing $(REPLACING) -- $(ARGS)
@@ -55,7 +56,7 @@ dist: $(READY) ## the sdist and the wheel, and some tests of them outside the ch
 	@$(PY) -m pip install --quiet build && $(PY) -m tools.check_dist
 
 docs: $(VENV)/.docs ## the documentation, into site/ (open site/index.html)
-	@for n in 2 4; do $(PY) -m tools.launch --ranks $$n --limit 300 -- docs/pictures.py || exit 1; done
+	@for n in 2 4; do $(LAUNCH) $$n -- docs/pictures.py || exit 1; done
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet && $(PY) -m tools.check_site site
 
 $(VENV)/.docs: $(READY)

@@ -16,14 +16,15 @@
 What is done is told to the logger ``autoglobal``, which is silent until it is given a handler.
 """
 
+# For Python 3.8, on which the doctor runs too.
+from __future__ import annotations
+
 from ._version import __version__
-from .commands.program import named_on_the_command_line
+from .commands.installation import named_on_the_command_line, require_installation
 
 # ``python -m autoglobal doctor`` comes through here first, and has to run where nothing below does.
 if not named_on_the_command_line():
-    from .commands.installation import require_oneflow
-
-    require_oneflow()
+    require_installation()
 
     from .conversion.local_to_global import local_to_global
     from .conversion.optimizer_to_global import optimizer_to_global
@@ -70,3 +71,8 @@ __all__ = [
     "local_to_global",
     "optimizer_to_global",
 ]
+
+
+def __dir__() -> list[str]:
+    """The public names alone, because ``from autoglobal import <TAB>`` offers what is here."""
+    return __all__

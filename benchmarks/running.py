@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
-from tools.launch import launch
+from autoglobal.commands.launcher import launch
 
 from . import devices
 from .machine import describe

@@ -1,7 +1,7 @@
 """Makes the pictures of the documentation with the library, from the models of its pages.
 
-On 2 ranks and on 4: ``python -m tools.launch --ranks 2 -- docs/pictures.py`` writes into
-docs/pictures what the blocks for that number of ranks have built.
+On 2 ranks and on 4: ``python -m autoglobal.commands.launcher --ranks 2 -- docs/pictures.py``
+writes into docs/pictures what the blocks for that number of ranks have built.
 """
 
 from __future__ import annotations

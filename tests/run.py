@@ -10,15 +10,18 @@ import os
 import subprocess
 import sys
 
-from tools.launch import TIMED_OUT, launch
-
 WORKERS = 4
+TIMED_OUT = 124  # what timeout(1) returns
+# A process of its own, because an import of it here would import OneFlow too, which would set the
+# variables of a single rank for all that this process starts.
+LAUNCHER = (sys.executable, "-m", "autoglobal.commands.launcher", "--first-rank-only")
 
 
 def run(ranks: int, pytest_args: list[str], limit: float) -> int:
     command = ["-m", "pytest", "-q", *pytest_args]
     if ranks > 1:
-        return launch(ranks, command, limit=limit)
+        options = ["--ranks", str(ranks), "--limit", str(limit)]
+        return subprocess.call([*LAUNCHER, *options, "--", *command])
     # One rank has nobody to wait for: file by file on all cores.
     command += ["-n", str(min(WORKERS, len(os.sched_getaffinity(0)))), "--dist", "loadfile"]
     try:

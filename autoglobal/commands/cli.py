@@ -1,6 +1,6 @@
-"""``python -m autoglobal``: the doctor.
+"""The command line of ``python -m autoglobal``.
 
-What it needs of other libraries it can do without, since they may be what is missing.
+It prints in colour with ``rich`` and in plain words without, since rich may be what is missing.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def main(arguments: list[str] | None = None) -> int:
     checks = doctor.examine(options.self_test, options.timeout)
     if options.json:
         done = list(checks)
-        well = not _faults(done)
-        print(json.dumps({"ok": well, "checks": [asdict(check) for check in done]}, indent=2))
-        return 0 if well else 1
+        ok = not _faults(done)
+        print(json.dumps({"ok": ok, "checks": [asdict(check) for check in done]}, indent=2))
+        return 0 if ok else 1
     return 1 if _show(checks) else 0
 
 
@@ -85,12 +85,12 @@ def _show(checks: Iterable[Check]) -> list[Check]:
 
 
 def _writer() -> Callable[..., None]:
-    """Prints a line of words, and of pairs of a word and its style: in colour in a terminal."""
+    """A function that prints a line of words, and of pairs of a word and its style."""
     try:
         from rich.console import Console
         from rich.text import Text
     except ImportError:
         return lambda *words: print(*(w if isinstance(w, str) else w[0] for w in words), sep="")
     console = Console(highlight=False)
-    # A line to type is never broken: it is there to be copied.
+    # soft_wrap, because a line to type is there to be copied and must not be broken.
     return lambda *words: console.print(Text.assemble(*words), soft_wrap=True)

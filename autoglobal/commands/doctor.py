@@ -1,7 +1,7 @@
-"""What ``python -m autoglobal doctor`` checks, and what it says of each.
+"""The checks of ``python -m autoglobal doctor``, each with what was found, its cause and its cure.
 
-Imports neither OneFlow nor anything else that may be broken: what there is was found by a process
-of its own (``probe.py``), and the ranks of the self-test are others again (``selftest.py``).
+Imports neither OneFlow nor anything else that may be broken: ``probe.py`` looks at these in a
+process of its own, and the ranks of ``selftest.py`` are processes too.
 """
 
 from __future__ import annotations
@@ -17,21 +17,30 @@ from typing import TYPE_CHECKING
 
 from .._version import __version__
 from . import probe, selftest
-from .installation import NEW_ENVIRONMENT, WHEELS, fits
-from .needs import LIBRARIES, Fault, fault_of, numbers, pip_install
+from .installation import (
+    LIBRARIES,
+    NEW_ENVIRONMENT,
+    WHEELS,
+    Fault,
+    fault_of,
+    fits,
+    numbers,
+    pip_install,
+)
+from .launcher import RANK_VARIABLES
 
 if TYPE_CHECKING:
-    from .probe import Found
+    from .probe import Findings
 
 TIMEOUT = 60.0  # seconds
-NECESSARY = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")  # without one OneFlow is alone
-# As measured: the wheel brings no PTX, of which a driver could make kernels for other devices.
+NECESSARY = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")  # without one OneFlow runs alone
+# As measured. The wheel brings no PTX from which a driver could make kernels for other devices.
 KERNELS = "OneFlow 0.9.0's wheel has kernels for compute capability 6.0 to 8.6"
 
 
 @dataclass(frozen=True)
 class Check:
-    """One line of what the doctor says.
+    """One line of the doctor's report.
 
     ``state`` is ``"ok"``, ``"!!"`` for a fault, with its ``cause`` and ``cure`` (the line to type;
     where one line cures several faults the first has it), or ``"--"`` for what was not checked.
@@ -49,28 +58,28 @@ def examine(self_test: bool = True, timeout: float = TIMEOUT) -> Iterator[Check]
 
     ``timeout`` is how many seconds the process that imports OneFlow may take, and the self-test.
     """
-    found = probe.ask(timeout)
+    findings = probe.ask(timeout)
     yield Check("autoglobal", "ok", f"{__version__} in {Path(__file__).parent.parent}")
-    oneflow = _oneflow(found)
+    oneflow = _oneflow(findings)
     yield oneflow
     python = _python(oneflow)
     yield python
     if python.state == "ok":
-        packages = [_numpy(found.get("numpy"), oneflow)]
-        packages += [_library(name, found.get(name)) for name in LIBRARIES]
+        packages = [_numpy(findings.get("numpy"), oneflow)]
+        packages += [_library(name, findings.get(name)) for name in LIBRARIES]
     else:
         packages = [_not_checked(name, "it needs another Python") for name in ("numpy", *LIBRARIES)]
     yield from packages
     yield launcher(environ)
     if all(check.state == "ok" for check in (oneflow, *packages)):
-        way = _way(found)
+        parameters = _parameters(findings)
     else:
-        way = _not_checked("Parameters", "it needs what is above")
-    yield way
-    yield cuda(found) if oneflow.state == "ok" else _not_checked("CUDA", "it needs OneFlow")
+        parameters = _not_checked("Parameters", "it needs what is above")
+    yield parameters
+    yield cuda(findings) if oneflow.state == "ok" else _not_checked("CUDA", "it needs OneFlow")
     if not self_test:
         yield _not_checked("self-test", "as you asked")
-    elif way.state != "ok":
+    elif parameters.state != "ok":
         yield _not_checked("self-test", "it needs what is above")
     else:
         yield _self_test(timeout)
@@ -84,24 +93,24 @@ def _not_checked(name: str, why: str) -> Check:
     return Check(name, "--", f"not checked, {why}")
 
 
-def _by_hand(statement: str) -> str:
-    """The line that shows a fault in full."""
+def _line_for(statement: str) -> str:
+    """The line to type that shows a fault in full."""
     return shlex.join([sys.executable or "python", "-X", "faulthandler", "-c", statement])
 
 
-def _oneflow(found: Found) -> Check:
-    its = found.get("oneflow")
-    if its is None:
-        return _faulty("OneFlow", "does not import", _end(found, "import oneflow"))
-    if its["fault"]:
-        return _faulty("OneFlow", its["version"] or "not installed", Fault(*its["fault"]))
-    return Check("OneFlow", "ok", f"{its['version']}, {its['build']}")
+def _oneflow(findings: Findings) -> Check:
+    oneflow = findings.get("oneflow")
+    if oneflow is None:
+        return _faulty("OneFlow", "does not import", _fatal(findings, "import oneflow"))
+    if oneflow["fault"]:
+        return _faulty("OneFlow", oneflow["version"] or "not installed", Fault(*oneflow["fault"]))
+    return Check("OneFlow", "ok", f"{oneflow['version']}, {oneflow['build']}")
 
 
-def _end(found: Found, statement: str) -> Fault:
-    """The fault that the process which looked did not survive."""
-    ended, stage = found.get("ended", "said nothing"), found.get("stage", "starting")
-    return Fault(f"The process that looked, while {stage}, {ended}", _by_hand(statement))
+def _fatal(findings: Findings, statement: str) -> Fault:
+    """The fault that ended the process which looked."""
+    ended, stage = findings.get("ended", "said nothing"), findings.get("stage", "starting")
+    return Fault(f"The process that looked, while {stage}, {ended}", _line_for(statement))
 
 
 def _python(oneflow: Check) -> Check:
@@ -114,40 +123,41 @@ def _python(oneflow: Check) -> Check:
     return Check("Python", "!!", found, f"{WHEELS}: see OneFlow")
 
 
-def _numpy(its: Found | None, oneflow: Check) -> Check:
-    if its is None:
+def _numpy(numpy: Findings | None, oneflow: Check) -> Check:
+    if numpy is None:
         return _not_checked("numpy", "the process that looked has ended")
-    version = its["version"]
+    version = numpy["version"]
     if oneflow.state == "!!" and (version is None or numbers(version) >= (2,)):
         found = version or "not installed"
         return Check("numpy", "!!", found, "OneFlow 0.9.0 was built for numpy 1: see OneFlow")
-    return _imported("numpy", its, "numpy<2") or Check("numpy", "ok", version)
+    return _import_of("numpy", numpy, "numpy<2") or Check("numpy", "ok", version)
 
 
-def _library(name: str, its: Found | None) -> Check:
-    if its is None:
+def _library(name: str, library: Findings | None) -> Check:
+    if library is None:
         return _not_checked(name, "the process that looked has ended")
-    if fault := fault_of(name, its["version"]):
-        return _faulty(name, its["version"] or "not installed", fault)
-    found = its["version"]
+    found = library["version"]
+    if fault := fault_of(name, found):
+        return _faulty(name, found or "not installed", fault)
     if name == "wrapt":
-        # The hook is a plain function that wrapt puts on, no proxy of wrapt's: it is as fast so.
-        with_it = "with" if its.get("extension") else "without"
+        # The hook is a plain function that wrapt puts on, and so as fast without the extension.
+        with_it = "with" if library.get("extension") else "without"
         found += f", {with_it} its C extension, which autoglobal has no need of"
-    return _imported(name, its, name) or Check(name, "ok", found)
+    return _import_of(name, library, name) or Check(name, "ok", found)
 
 
-def _imported(name: str, its: Found, requirement: str) -> Check | None:
-    if its["error"] is None:
+def _import_of(name: str, package: Findings, requirement: str) -> Check | None:
+    """The check of a package that does not import, or None if it does."""
+    if package["error"] is None:
         return None
-    cause = f"{name} is installed and does not import ({its['error']})"
+    cause = f"{name} is installed and does not import ({package['error']})"
     cure = pip_install("--force-reinstall", "--no-deps", requirement)
-    return Check(name, "!!", its["version"] or "", cause, cure)
+    return Check(name, "!!", package["version"] or "", cause, cure)
 
 
 def launcher(env: Mapping[str, str]) -> Check:
     """What the variables that a launcher sets mean for a process that has them."""
-    there = [name for name in probe.LAUNCHER if name in env]
+    there = [name for name in RANK_VARIABLES if name in env]
     shown = ", ".join(f"{name}={env[name]}" for name in there)
     missing = [name for name in NECESSARY if name not in env]
     cure = shlex.join(["unset", *there])
@@ -167,33 +177,37 @@ def launcher(env: Mapping[str, str]) -> Check:
     return Check("launcher", "ok", f"rank {rank} of {world} ({shown})")
 
 
-def _way(found: Found) -> Check:
-    its = found.get("way")
-    if its is None:
-        return _faulty("Parameters", "cannot be converted", _end(found, "import autoglobal"))
-    if its["error"]:
-        fault = Fault(its["error"], _by_hand("import autoglobal"))
+def _parameters(findings: Findings) -> Check:
+    parameters = findings.get("parameters")
+    if parameters is None:
+        fault = _fatal(findings, "import autoglobal")
         return _faulty("Parameters", "cannot be converted", fault)
-    if its["in_place"]:
+    if parameters["error"]:
+        fault = Fault(parameters["error"], _line_for("import autoglobal"))
+        return _faulty("Parameters", "cannot be converted", fault)
+    if parameters["in_place"]:
         return Check("Parameters", "ok", "are changed in place")
     return Check("Parameters", "ok", "new ones take their place")
 
 
-def cuda(found: Found) -> Check:
+def cuda(findings: Findings) -> Check:
     """Which devices the process that looked has found, and whether kernels ran on them."""
-    if "devices" not in found:
-        return _faulty("CUDA", "", _end(found, "import oneflow; oneflow.cuda.device_count()"))
-    if found["devices"] == 0:
-        return _no_device(found["oneflow"]["build"], environ.get("CUDA_VISIBLE_DEVICES"))
-    devices = [found[name] for i in range(found["devices"]) if (name := f"cuda:{i}") in found]
-    shown = [f"{one['name']} ({'.'.join(map(str, one['capability']))})" for one in devices]
-    for one, what in zip(devices, shown):
-        error = one.get("error", found.get("ended"))
+    if "devices" not in findings:
+        fault = _fatal(findings, "import oneflow; oneflow.cuda.device_count()")
+        return _faulty("CUDA", "", fault)
+    count = findings["devices"]
+    if count == 0:
+        return _no_device(findings["oneflow"]["build"], environ.get("CUDA_VISIBLE_DEVICES"))
+    # The process may have ended at one of them.
+    devices = [findings[name] for i in range(count) if (name := f"cuda:{i}") in findings]
+    names = [f"{device['name']} ({'.'.join(map(str, device['capability']))})" for device in devices]
+    for device, name in zip(devices, names):
+        error = device.get("error", findings.get("ended"))
         if error:
-            cause = f"A kernel does not run on {what}: {error}. {KERNELS}"
+            cause = f"A kernel does not run on {name}: {error}. {KERNELS}"
             cure = "export CUDA_VISIBLE_DEVICES=  # and placements on CPU"
-            return Check("CUDA", "!!", ", ".join(shown), cause, cure)
-    return Check("CUDA", "ok", f"{', '.join(shown)}; kernels run")
+            return Check("CUDA", "!!", ", ".join(names), cause, cure)
+    return Check("CUDA", "ok", f"{', '.join(names)}; kernels run")
 
 
 def _no_device(build: str, visible: str | None) -> Check:

@@ -1,4 +1,7 @@
-"""Imports OneFlow, or says in one sentence why it cannot be and what to type.
+"""Requirements of autoglobal, and for each fault of an installation its cause and the line to type.
+
+Imports nothing but the standard library, on Python 3.8 too, since it speaks where the rest cannot
+be imported.
 
 OneFlow's wheel declares neither the CUDA libraries that it needs (on CPU too) nor the numpy
 that it was built for, and where it has no wheel pip installs an empty stub of that name.
@@ -8,12 +11,16 @@ from __future__ import annotations
 
 import platform
 import re
+import shlex
 import sys
+from importlib import metadata
 from types import ModuleType
+from typing import NamedTuple
 
 from ..errors import OneFlowMissing
-from .needs import Fault, numbers, pip_install, version_of
 
+# The lowest version of each that will do, as in setup.cfg.
+LIBRARIES: dict[str, tuple[int, ...]] = {"wrapt": (2, 5), "rich": (), "tqdm": (), "xxhash": (3,)}
 PLATFORM = "Linux x86_64"
 WHEELS = (
     f"OneFlow 0.9.0 has wheels for CPython 3.7 to 3.10 on {PLATFORM}, "
@@ -33,10 +40,38 @@ NEW_ENVIRONMENT = (
 ELSEWHERE = "unset PYTHONPATH; cd ~"
 
 
-def require_oneflow() -> None:
-    """Import OneFlow.
+# The modules that carry out an import statement.
+_IMPORT_SYSTEM = ("importlib._bootstrap", "_frozen_importlib")
 
-    Raises :class:`OneFlowMissing`, with the cause and the cure, where that is impossible.
+
+class Fault(NamedTuple):
+    """What is wrong, and the line to type."""
+
+    cause: str
+    cure: str
+
+    def __str__(self) -> str:
+        return f"{self.cause}; type: {self.cure}"
+
+
+def named_on_the_command_line() -> bool:
+    """Whether ``python -m`` imports this package, on its way to a module of it.
+
+    Only the package itself may call this, while it is imported, because the frame above the
+    caller's decides. That frame belongs to ``runpy`` under ``python -m autoglobal``. It belongs to
+    the program's own file where a program that ``python -m`` started imports this package.
+    """
+    frame = sys._getframe(1).f_back
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_IMPORT_SYSTEM):
+        frame = frame.f_back
+    return frame is not None and frame.f_globals.get("__name__") == "runpy"
+
+
+def require_installation() -> None:
+    """Import OneFlow and wrapt.
+
+    Raises :class:`OneFlowMissing`, with the cause and the cure, where OneFlow cannot be imported,
+    and ``ImportError`` where wrapt cannot be or is too old.
     """
     try:
         import oneflow
@@ -44,6 +79,10 @@ def require_oneflow() -> None:
         raise OneFlowMissing(_sentence(diagnose(error, installed()))) from error
     if not hasattr(oneflow, "nn"):
         raise OneFlowMissing(_sentence(diagnose(None, installed(), place_of(oneflow))))
+    import wrapt
+
+    if fault := fault_of("wrapt", getattr(wrapt, "__version__", "0")):
+        raise ImportError(str(fault))
 
 
 def _sentence(fault: Fault) -> str:
@@ -57,8 +96,37 @@ def place_of(package: ModuleType) -> str:
 
 def installed() -> dict[str, str]:
     """The versions of OneFlow and of what its wheel does not declare, of what is there."""
-    found = {what: version_of(_name(one)) for what, one in REQUIREMENTS.items()}
+    found = {what: version_of(_name(line)) for what, line in REQUIREMENTS.items()}
     return {what: version for what, version in found.items() if version is not None}
+
+
+def version_of(package: str) -> str | None:
+    """The version of a package that is installed, or None."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """``(2, 5)`` of ``"2.5.1"``: enough to compare releases by."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+
+
+def pip_install(*requirements: str, python: str = sys.executable) -> str:
+    """The line that installs these beside the Python that runs, whichever ``pip`` is on PATH."""
+    return shlex.join([python or "python", "-m", "pip", "install", *requirements])
+
+
+def fault_of(library: str, version: str | None) -> Fault | None:
+    """What is wrong with this version of one of :data:`LIBRARIES`; None stands for "not there"."""
+    lowest = ".".join(map(str, LIBRARIES[library]))
+    cure = pip_install(f"{library}>={lowest}" if lowest else library)
+    if version is None:
+        return Fault(f"autoglobal needs {library}, which is not installed", cure)
+    if numbers(version) < LIBRARIES[library]:
+        return Fault(f"autoglobal needs {library} {lowest} or later, and this is {version}", cure)
+    return None
 
 
 def diagnose(
@@ -135,7 +203,7 @@ def _without_library(library: str, version: str, there: str | None) -> Fault:
         return Fault(
             f"OneFlow {version} needs {library}, on CPU too, and {have}", pip_install(requirement)
         )
-    # pip would say "already satisfied", wherever on the path that one lies.
+    # --force-reinstall, because pip takes the one that is installed elsewhere for good enough.
     return Fault(
         f"OneFlow {version} needs {library}, on CPU too, and looks for it in the folder nvidia "
         f"beside its own; {_name(requirement)} {there} is installed and is not there",

@@ -1,4 +1,4 @@
-"""What this Python has, asked of a process of its own: an import can end one, or hang.
+"""A look at what this Python has, by a process of its own: an import can end one, or hang.
 
 That process is told nothing of other ranks and writes a line of JSON for each thing as it comes to
 know it, so that what it knew before it ended is not lost.
@@ -10,26 +10,20 @@ import contextlib
 import importlib
 import json
 import os
-import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from .needs import LIBRARIES, version_of
+from .installation import LIBRARIES, diagnose, installed, place_of, version_of
+from .launcher import ended_by, environment, last_words
 
-LAUNCHER = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
-# OneFlow's own start-up remarks about hardware that a CPU run does not need.
-_NOISE = ("libibverbs not available", "cuda_device_descriptor_class.cpp", "rpc_client.cpp")
-# A Python exception, a check of OneFlow's C++ that has failed, or our own watchdog.
-_TELLING = re.compile(r"[\w.]*(Error|Exception): |F\d{8} .*Check failed|autoglobal: ")
 if TYPE_CHECKING:  # since Python 3.8, on which the doctor runs too, cannot subscript dict
-    Found = dict[str, Any]
+    Findings = dict[str, Any]
 
 
-def ask(limit: float) -> Found:
-    """What the other process has found, by name, and under ``ended`` how it failed, if it did."""
+def ask(limit: float) -> Findings:
+    """What the other process finds, by name, and under ``ended`` how it failed, if it did."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", __name__],
@@ -41,85 +35,63 @@ def ask(limit: float) -> Found:
         code, out, err = done.returncode, done.stdout, done.stderr
     except subprocess.TimeoutExpired as error:
         code, out, err = None, error.stdout or b"", error.stderr or b""
-    found: Found = {}
+    findings: Findings = {}
     for line in out.decode(errors="replace").splitlines():
-        # Not ours, or the last one, where the process ended in it.
+        # Some lines are not ours, and the process may have ended in the middle of the last one.
         with contextlib.suppress(ValueError, TypeError):
-            found.update(json.loads(line))
+            findings.update(json.loads(line))
     if code != 0:
         how = f"has not ended after {limit:g} s" if code is None else ended_by(code)
-        found["ended"] = ": ".join([how, *last_words(err.decode(errors="replace"))])
-    return found
-
-
-def environment() -> dict[str, str]:
-    """This process's, without what a launcher set in it: a process for which no rank waits."""
-    return {name: value for name, value in os.environ.items() if name not in LAUNCHER}
-
-
-def ended_by(code: int) -> str:
-    """An exit code as ``subprocess`` gives it, in words."""
-    if code < 0:
-        return f"was ended by {signal.Signals(-code).name}"
-    return f"ended with exit code {code}"
-
-
-def last_words(stderr: str) -> list[str]:
-    """The line of a process's standard error that says why it ended, if one says something."""
-    lines = [line.strip() for line in stderr.splitlines()]
-    lines = [line for line in lines if line and not any(word in line for word in _NOISE)]
-    telling = [line for line in lines if _TELLING.match(line)]
-    return (telling or lines)[-1:]
+        findings["ended"] = ": ".join([how, *last_words(err.decode(errors="replace"))])
+    return findings
 
 
 def main() -> None:
-    # What OneFlow and others print is not to come between our lines.
+    # What OneFlow and others print goes to stderr, because only our lines may stand in stdout.
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
-    def tell(**found: Any) -> None:
+    def report(**found: Any) -> None:
         print(json.dumps(found), file=out, flush=True)
 
     for name in (*LIBRARIES, "numpy"):
-        tell(stage=f"importing {name}", **{name: _library(name)})
-    tell(stage="importing oneflow")
+        report(stage=f"importing {name}", **{name: _library(name)})
+    report(stage="importing oneflow")
     oneflow = _oneflow()
-    tell(oneflow=oneflow)
+    report(oneflow=oneflow)
     if oneflow["fault"] is None:
-        tell(stage="converting a Parameter")
-        tell(way=_way())
-        tell(stage="looking for CUDA devices")
+        report(stage="converting a Parameter")
+        report(parameters=_parameters())
+        report(stage="looking for CUDA devices")
         for found in _devices():
-            tell(**found)
+            report(**found)
 
 
-def _library(name: str) -> Found:
+def _library(name: str) -> Findings:
     try:
         module = importlib.import_module(name)
     except Exception as error:
         missing = isinstance(error, ModuleNotFoundError) and error.name == name
-        told = None if missing else f"{type(error).__name__}: {error}"
-        return {"version": None if missing else version_of(name), "error": told}
-    found: Found = {"version": getattr(module, "__version__", version_of(name)), "error": None}
+        fault = None if missing else f"{type(error).__name__}: {error}"
+        return {"version": None if missing else version_of(name), "error": fault}
+    found: Findings = {"version": getattr(module, "__version__", version_of(name)), "error": None}
     if name == "wrapt":
         found["extension"] = "wrapt._wrappers" in sys.modules
     return found
 
 
-def _oneflow() -> Found:
-    from .installation import diagnose, installed, place_of
-
-    there = installed()
+def _oneflow() -> Findings:
+    versions = installed()
     fault = None
     try:
         import oneflow
-    except Exception as caught:
-        fault = diagnose(caught, there)
+    except Exception as error:
+        fault = diagnose(error, versions)
     else:
         if not hasattr(oneflow, "nn"):
-            fault = diagnose(None, there, place_of(oneflow))
+            fault = diagnose(None, versions, place_of(oneflow))
     if fault:
-        return {"version": there.get("oneflow"), "fault": fault}
+        return {"version": versions.get("oneflow"), "fault": fault}
     return {"version": oneflow.__version__, "build": _build(), "fault": None}
 
 
@@ -133,7 +105,7 @@ def _build() -> str:
     return f"built for CUDA {cuda // 1000}.{cuda % 1000 // 10}" if cuda else "built for CPU only"
 
 
-def _way() -> Found:
+def _parameters() -> Findings:
     try:
         import oneflow as flow
 
@@ -148,8 +120,8 @@ def _way() -> Found:
         return {"error": f"{type(error).__name__}: {error}"}
 
 
-def _devices() -> Iterator[Found]:
-    """What there is to tell of CUDA devices, one after another: each may be the end of us."""
+def _devices() -> Iterator[Findings]:
+    """Findings about CUDA devices, one after another, since each may end the process."""
     import oneflow as flow
 
     count = flow.cuda.device_count()

@@ -20,11 +20,7 @@ import wrapt
 from oneflow import Tensor
 from oneflow.nn import Module, Parameter
 
-from ..commands.needs import fault_of
 from .registry import NON_PERSISTENT, PASSES_ON
-
-if fault := fault_of("wrapt", getattr(wrapt, "__version__", "0")):
-    raise ImportError(str(fault))
 
 Wrapper = Callable[..., Any]
 

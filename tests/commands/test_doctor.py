@@ -22,11 +22,9 @@ import oneflow
 import pytest
 
 import autoglobal
-from autoglobal.commands import doctor, selftest
-from autoglobal.commands import installation as _oneflow
-from autoglobal.commands import needs as _needs
+from autoglobal.commands import doctor, installation, selftest
 from autoglobal.commands.cli import main
-from autoglobal.commands.probe import LAUNCHER
+from autoglobal.commands.launcher import RANK_VARIABLES
 from tools.linked import LinkedVenv, write
 
 pytestmark = pytest.mark.ranks(1)
@@ -104,7 +102,7 @@ ENVIRONMENTS = {
 def start(python: str | Path, folder: Path, *arguments: str, **options) -> subprocess.Popen:
     """``python -m autoglobal`` in a folder that has the library, and nothing else."""
     (folder / "autoglobal").symlink_to(Path(autoglobal.__file__).parent)
-    unset = (*LAUNCHER, "PYTHONPATH")
+    unset = (*RANK_VARIABLES, "PYTHONPATH")
     clean = {name: value for name, value in os.environ.items() if name not in unset}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(
@@ -193,9 +191,8 @@ def test_what_needs_something_faulty_is_not_checked(reports):
     ]
 
 
-def other_python() -> str | None:
-    """A Python for which there is no OneFlow, if this machine has one that runs."""
-    versions = ("3.11", "3.12", "3.13", "3.14", "3.8")
+def other_python(versions: tuple[str, ...]) -> str | None:
+    """A Python of one of these versions, if this machine has one that runs."""
     found = [shutil.which(f"python{version}") for version in versions]
     for version in versions:
         found += sorted(Path.home().glob(f".pyenv/versions/{version}*/bin/python{version}"))
@@ -205,10 +202,13 @@ def other_python() -> str | None:
     return None
 
 
-def test_a_python_for_which_there_is_only_the_stub(tmp_path):
-    python = other_python()
+@pytest.mark.parametrize(
+    "versions", [("3.8",), ("3.11", "3.12", "3.13", "3.14")], ids=["old", "new"]
+)
+def test_a_python_for_which_there_is_only_the_stub(tmp_path, versions):
+    python = other_python(versions)
     if python is None:
-        pytest.skip("no Python other than 3.9 and 3.10 here")
+        pytest.skip(f"no Python {' or '.join(versions)} here")
     write(tmp_path / "oneflow" / "__init__.py", STUB)
     write(tmp_path / "oneflow-0.7.0.dist-info" / "METADATA", "Name: oneflow\nVersion: 0.7.0\n")
     process = start(python, tmp_path, "doctor")
@@ -315,7 +315,7 @@ def test_what_is_needed_is_what_is_declared():
     declared = configparser.ConfigParser()
     declared.read(ROOT / "setup.cfg")
     extra = declared["options.extras_require"]["oneflow"].split()
-    assert extra == list(_oneflow.REQUIREMENTS.values())
+    assert extra == list(installation.REQUIREMENTS.values())
     needs = declared["options"]["install_requires"].split()
-    lowest = {name: ".".join(map(str, version)) for name, version in _needs.LIBRARIES.items()}
+    lowest = {name: ".".join(map(str, version)) for name, version in installation.LIBRARIES.items()}
     assert needs == [f"{name}>={version}" if version else name for name, version in lowest.items()]

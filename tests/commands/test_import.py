@@ -11,6 +11,7 @@ import sys
 
 import pytest
 
+import autoglobal
 from autoglobal import OneFlowMissing
 from autoglobal.commands.installation import diagnose
 
@@ -111,3 +112,9 @@ def test_a_program_that_python_m_starts_gets_the_error_too(tmp_path):
         text=True,
     )
     assert "OneFlowMissing: autoglobal cannot import OneFlow" in run.stderr
+
+
+def test_the_public_names_alone_are_offered():
+    """To ``from autoglobal import <TAB>``, which has no use for packages such as ``commands``."""
+    assert dir(autoglobal) == sorted(autoglobal.__all__)
+    assert "commands" in vars(autoglobal)

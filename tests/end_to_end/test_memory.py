@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from autoglobal.commands.launcher import launch
 from autoglobal.tensors import digests
-from tools.launch import launch
 
 # Started by the one-rank run, since the program starts ranks of its own.
 pytestmark = pytest.mark.ranks(1)

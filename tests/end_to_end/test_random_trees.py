@@ -11,7 +11,7 @@ HOW_MANY = 25
 
 
 def test_every_rank_ends_with_the_right_tensors_or_with_the_error():
-    """1,000 of them: ``python -m tools.launch --ranks 4 -- tests/helpers/random_trees.py 1000``."""
+    """Two hundred; for a thousand see ``tests/helpers/random_trees.py``."""
     seen = random_trees.run(HOW_MANY)
     assert sum(seen.values()) == HOW_MANY
     assert any(told for _, told in seen)

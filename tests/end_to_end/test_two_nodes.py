@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from autoglobal.commands.launcher import free_port
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "several_machines.py"
 LIMIT = 90  # seconds
@@ -74,12 +76,6 @@ def own_address() -> str:
         except OSError:
             return LOOPBACK
         return probe.getsockname()[0]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return probe.getsockname()[1]
 
 
 def start(node: int, master: str, port: int, env: dict, file: Path, log: Path) -> subprocess.Popen:

@@ -1,7 +1,8 @@
 """Every flowvision model that needs no download, built inside a scope: nothing local is left.
 
 ``make test-models`` runs all of them; the tests run every 40th. On each rank of a launcher:
-``python -m tools.launch --ranks 2 --limit 7200 -- -m tests.helpers.all_models [EVERY]``
+``python -m autoglobal.commands.launcher --ranks 2 --limit 7200 -- -m tests.helpers.all_models
+[EVERY]``
 """
 
 from __future__ import annotations

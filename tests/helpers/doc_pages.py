@@ -3,8 +3,8 @@
 In a page, ``<!-- ranks: 4 -->`` gives the number of ranks for the blocks below it, which share a
 namespace; a page begins with 2. ``<!-- not run: why -->`` stands above a block that is only to be
 read. A ``text title="rank 0"`` block is what rank 0 has printed since the one before; ``...`` in it
-stands for anything. On each number of ranks ``python -m tools.launch --ranks 2 -- -m
-tests.helpers.doc_pages`` writes there what is printed now.
+stands for anything. On each number of ranks ``python -m autoglobal.commands.launcher --ranks 2
+-- -m tests.helpers.doc_pages`` writes there what is printed now.
 """
 
 from __future__ import annotations

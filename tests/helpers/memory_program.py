@@ -1,9 +1,9 @@
 """Peak memory per rank of building a model inside a scope, and of converting one that exists.
 
 One line of JSON for each case and rank, in MiB above what the rank held before the first case:
-``python -m tools.launch --ranks 2 -- tests/helpers/memory_program.py --mib 1024 --largest 64
-scope:equal``. OneFlow's allocator keeps what a case has given back, so that of more than two the
-later ones show too much: a process for each case says most.
+``python -m autoglobal.commands.launcher --ranks 2 -- tests/helpers/memory_program.py --mib 1024
+--largest 64 scope:equal``. OneFlow's allocator keeps what a case has given back, so that of more
+than two the later ones show too much: a process for each case says most.
 """
 
 from __future__ import annotations

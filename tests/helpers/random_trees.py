@@ -1,7 +1,8 @@
 """Random module trees, of which one rank often has another one: right tensors or the error.
 
-A program: ``python -m tools.launch --ranks 4 --limit 900 -- tests/helpers/random_trees.py 1000
-[SEED]`` draws the same cases on every rank and in every run, and shows the one that fails.
+A program: ``python -m autoglobal.commands.launcher --ranks 4 --limit 900 --
+tests/helpers/random_trees.py 1000 [SEED]`` draws the same cases on every rank and in every run,
+and shows the one that fails.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def test_the_demo_prints_what_the_readme_shows():
     """Oneflow-Inc/oneflow#8869; as a program, started as its users start it."""
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "tools.launch"),
+            *(sys.executable, "-m", "autoglobal.commands.launcher"),
             *("--ranks", "2", "--limit", "100", "--", f"examples/{DEMO}"),
         ],
         cwd=ROOT,

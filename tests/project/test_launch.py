@@ -1,12 +1,13 @@
-"""The launcher of the tests themselves: a rank that fails or hangs fails the run, and is shown."""
+"""The launcher of ranks: a rank that fails or hangs fails the run, and is shown."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import pytest
 
-from tools.launch import TIMED_OUT, launch
+from autoglobal.commands.launcher import TIMED_OUT, launch
 
 pytestmark = pytest.mark.ranks(1)
 
@@ -40,3 +41,34 @@ def test_a_rank_that_hangs_ends_the_run(tmp_path, capfd):
 def test_the_interpreter_is_this_one(tmp_path, capfd):
     launch(1, program(tmp_path, "print(sys.executable)"), limit=60)
     assert capfd.readouterr().out.strip() == sys.executable
+
+
+def test_a_rank_that_uses_no_oneflow_is_not_waited_for(tmp_path, capfd):
+    """Rank 0 then never listens, and the others start all the same."""
+    argv = program(tmp_path, "if rank == 0: time.sleep(60)\nsys.exit('rank 1 came')")
+    assert launch(2, argv, limit=20) not in (0, TIMED_OUT)
+    assert "rank 1 came" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("module", ["autoglobal.commands.launcher", "tests.run"])
+def test_the_process_that_launches_does_not_import_oneflow(module):
+    """OneFlow would set a single rank's variables there, which all that it starts would have."""
+    run = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", module, "--help"], capture_output=True, text=True
+    )
+    assert run.returncode == 0
+    assert " argparse\n" in run.stderr
+    assert "oneflow" not in run.stderr
+
+
+def test_the_output_of_other_ranks_can_be_left_out(tmp_path):
+    argv = program(tmp_path, "print('rank', rank)")
+    run = subprocess.run(
+        [
+            *(sys.executable, "-m", "autoglobal.commands.launcher", "--first-rank-only"),
+            *("--limit", "60", "--", *argv),
+        ],
+        capture_output=True,
+        text=True,
+    )
+    assert (run.returncode, run.stdout, run.stderr) == (0, "rank 0\n", "")

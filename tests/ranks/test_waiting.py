@@ -18,8 +18,8 @@ from typing import NamedTuple
 import pytest
 
 from autoglobal import global_scope
+from autoglobal.commands.launcher import free_port, launch
 from tests.helpers.support import S0, Model, assert_global, counted, parameter
-from tools.launch import _free_port, launch
 
 LIMIT = 2  # seconds, the timeout of the programs below
 LATE = 15  # seconds after which no rank may be waiting any more
@@ -29,6 +29,7 @@ START = """
 import os, random, signal, subprocess, sys, threading, time
 import oneflow as flow
 from autoglobal import global_scope
+from autoglobal.commands.launcher import free_port, launch
 from tests.helpers.support import S0, Model, assert_global, counted, parameter
 rank, P, W, m = flow.env.get_rank(), flow.placement("cpu", [0, 1]), counted(8, 4), Model()
 def stop(seconds):
@@ -85,7 +86,7 @@ class Ended(NamedTuple):
 
 def run(folder: Path, name: str) -> list[Ended]:
     """Start the two ranks without a launcher, which would end one for the other's sake."""
-    program, port = folder / f"{name}.py", str(_free_port())
+    program, port = folder / f"{name}.py", str(free_port())
     program.write_text(START + PROGRAMS[name])
     root = str(Path(__file__).resolve().parents[2])
     ranks = []
