@@ -18,7 +18,7 @@ from benchmarks.harness.publish import pages, stem, write
 from benchmarks.harness.pytorch import VARIABLE
 from benchmarks.harness.results import Bar, Line, Report, Table, faster, read, relative
 from benchmarks.harness.running import ALL
-from benchmarks.harness.tables import seconds, text
+from benchmarks.harness.tables import seconds, spread, text
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -203,3 +203,29 @@ def test_the_pages_show_the_results_that_are_there():
     assert [stem(one) for one in reports] == list(ALL["cpu"])
     for name, expected in pages(reports).items():
         assert (RESULTS / name).read_text() == expected, name
+
+
+# What README says about costs: the benchmark, the ranks, the table and the line.
+STATED = [
+    ("overhead", 1, "m.x = 1", "open scope"),
+    (
+        "by-hand",
+        2,
+        "40 of 64x64, one by one",
+        "different copies: m.x = Parameter(t) in an open scope",
+    ),
+    ("by-hand", 2, "GPT-like, 48 blocks, S0", 'scope, when="exit"'),
+    ("migrate", 2, "300 of 64x64", "equal copies, S0: local_to_global"),
+    ("migrate", 1, "20 of 2048x2048", "equal copies, S0: local_to_global"),
+    ("overhead", 1, "m.x = module of 1000 global Parameters", "open scope"),
+]
+
+
+@pytest.mark.parametrize(("name", "ranks", "title", "line"), STATED)
+def test_the_readme_states_ratios_that_were_measured(name, ranks, title, line):
+    tables = read(RESULTS / f"{name}.json").tables
+    (table,) = [one for one in tables if (one.ranks, one.title) == (ranks, title)]
+    ratio = spread(table.to_base(table.line(line))).split()[0]
+    text = (ROOT / "README.md").read_text()
+    in_the_table = f"| {ranks} | {ratio} | `python -m benchmarks {name}` |" in text
+    assert in_the_table or f"a ratio of {ratio}" in text, ratio
