@@ -44,8 +44,8 @@ lint: $(READY) ## ruff and mypy
 format: $(READY) ## let ruff mend what it can
 	@$(PY) -m ruff check --fix . && $(PY) -m ruff format .
 
-bench: $(READY) ## every benchmark, into benchmarks/results and the README (under 10 minutes)
-	@AUTOGLOBAL_BENCH_TORCH=$(TORCH) $(PY) -m benchmarks all --results benchmarks/results --readme README.md
+bench: $(READY) ## every benchmark, into benchmarks/results (under 10 minutes)
+	@AUTOGLOBAL_BENCH_TORCH=$(TORCH) $(PY) -m benchmarks all --results benchmarks/results
 
 bench-peers: $(PEERS)/.ready ## make .venv-peers with PyTorch and accelerate, for "make bench"
 

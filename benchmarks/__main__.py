@@ -1,7 +1,7 @@
 """``python -m benchmarks [NAME] [OPTIONS]``; without a name the benchmarks are listed.
 
-``python -m benchmarks all --results FOLDER --readme FILE`` runs all of them on CPU, and writes what
-they find.
+``python -m benchmarks all --results FOLDER`` runs all of them on CPU, and writes there what they
+find.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import os
 import sys
 from pathlib import Path
 
-from . import devices
-from .compare import moved
-from .peer import VARIABLE
-from .plot import draw
-from .publish import publish
-from .results import read
-from .running import BENCHMARKS, about, run
-from .tables import text
+from .harness import devices
+from .harness.compare import moved
+from .harness.plot import draw
+from .harness.publish import publish
+from .harness.pytorch import VARIABLE
+from .harness.results import read
+from .harness.running import BENCHMARKS, about, run
+from .harness.tables import text
 
 
 def main() -> int:
@@ -34,7 +34,8 @@ def main() -> int:
         return 2
     asked = {"ranks": options.ranks, "rounds": options.rounds, "torch": options.torch_python}
     if options.name == "all":
-        return publish(options.device, asked, options.results, options.readme)
+        publish(options.device, asked, options.results)
+        return 0
     report = run(options.name, options.device, **asked)
     print(text(report))
     if options.json:
@@ -60,8 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--json", type=Path, metavar="FILE", help="write every round of every line there")
     add("--plot", type=Path, metavar="FILE", help="draw an SVG there")
     add("--compare", type=Path, metavar="OLD.json", help="say what moved since, beyond noise")
-    add("--results", type=Path, help="with all: a folder for the JSON, the SVGs and the table")
-    add("--readme", type=Path, help="with all: a page whose part between markers is replaced")
+    add("--results", type=Path, help="with all: a folder for the JSON, the SVGs and the tables")
     add(
         "--torch-python",
         default=os.environ.get(VARIABLE),

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from autoglobal import describe
 from autoglobal.report import svg
-from tests.helpers.doc_pages import ROOT, parts_of, run
+from tests.helpers.doc_pages import ROOT, model_of_the_readme, parts_of, run
 
 PICTURES = ROOT / "docs" / "pictures"
 WORLD = flow.env.get_world_size()
@@ -86,6 +86,7 @@ def main() -> None:
     else:
         reports = {"model": "tutorial.md"}
     found = {name: describe(model_of(where)) for name, where in reports.items()}
+    of_the_readme = describe(model_of_the_readme()) if WORLD == 2 else None
     if flow.env.get_rank() != 0:
         return
     PICTURES.mkdir(exist_ok=True)
@@ -94,6 +95,8 @@ def main() -> None:
             in_a_terminal(report, name)
         else:
             report.draw(PICTURES / f"{name}.svg")
+    if of_the_readme is not None:
+        of_the_readme.draw(ROOT / "docs" / "readme.svg")  # the one that is in the repository
     (PICTURES / "flow.svg").write_text(flow_of_an_assignment())
     (PICTURES / "benchmarks.md").write_text(copied_benchmarks())
 

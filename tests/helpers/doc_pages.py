@@ -1,5 +1,6 @@
 """The code blocks of the documentation, and what it says that they print.
 
+A ``diff`` block is two programs, the one before and the one after, and both are run.
 In a page, ``<!-- ranks: 4 -->`` gives the number of ranks for the blocks below it, which share a
 namespace; a page begins with 2. ``<!-- not run: why -->`` stands above a block that is only to be
 read. A ``text title="rank 0"`` block is what rank 0 has printed since the one before; ``...`` in it
@@ -35,7 +36,7 @@ P = placement = flow.placement("cpu", ranks=list(range(flow.env.get_world_size()
 B, S0, S1 = flow.sbp.broadcast, flow.sbp.split(0), flow.sbp.split(1)
 mlp = nn.Sequential()
 mlp.up, mlp.down = nn.Linear(4, 8), nn.Linear(8, 4)
-model = nn.Sequential(nn.Linear(4, 4), mlp).to_global(P, B)
+model = nn.Sequential(nn.Linear(4, 4)).to_global(P, B)
 optimizer = flow.optim.SGD(model.parameters(), lr=0.1)
 x = flow.ones(2, 4)
 load_teacher = lambda: nn.Linear(4, 4)
@@ -62,15 +63,32 @@ def parts_of(page: Path) -> Iterator[Part]:
             yield part
             part = Part(page, int(ranks[1]))
         elif token.type == "fence":
-            output = token.info.strip() == OUTPUT
-            if output or (is_python(token) and not skip and "--8<--" not in token.content):
-                part.blocks.append((token.map[0] + 2, token.content, output))
+            line = token.map[0] + 2
+            if token.info.strip() == OUTPUT:
+                part.blocks.append((line, token.content, True))
+            elif not skip and "--8<--" not in token.content:
+                part.blocks += [(line, program, False) for program in programs_of(token)]
         skip = token.type == "html_block" and token.content.startswith("<!-- not run: ")
     yield part
 
 
-def is_python(token) -> bool:
-    return token.info.strip().startswith(("py", "Py"))
+def programs_of(token) -> list[str]:
+    """The Python of a block: of a diff both sides, with their lines where they stand in it."""
+    if token.type == "fence" and token.info.strip() == "diff":
+        return [
+            "".join(line[1:] if line[0] in f" {side}" else "\n" for line in lines)
+            for lines in [token.content.splitlines(keepends=True)]
+            for side in "-+"
+        ]
+    return [token.content] if token.info.strip().startswith(("py", "Py")) else []
+
+
+def model_of_the_readme() -> object:
+    """The model that README's diff leaves behind, which README shows a picture of."""
+    (part,) = [part for part in parts_of(ROOT / "README.md") if part.blocks]
+    names: dict = {}
+    list(run(Part(part.page, part.ranks, part.blocks[:2]), names))
+    return names["model"]
 
 
 def run(part: Part, names: dict | None = None) -> Iterator[tuple[int, str, str]]:

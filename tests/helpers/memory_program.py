@@ -17,7 +17,7 @@ import oneflow as flow
 from oneflow import nn
 
 from autoglobal import global_scope, local_to_global
-from benchmarks.memory import of_status
+from benchmarks.harness.memory import of_status
 
 B, S0 = flow.sbp.broadcast, flow.sbp.split(0)
 COLUMNS = 1024

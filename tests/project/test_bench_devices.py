@@ -6,7 +6,7 @@ import numpy as np
 import oneflow as flow
 import pytest
 
-from benchmarks.devices import (
+from benchmarks.harness.devices import (
     Device,
     about_capability,
     choose,

@@ -11,14 +11,14 @@ import oneflow as flow
 import pytest
 
 from benchmarks.__main__ import _parser
-from benchmarks.compare import moved
-from benchmarks.devices import NoDevice, choose
-from benchmarks.peer import VARIABLE
-from benchmarks.plot import draw
-from benchmarks.publish import END, START, insert, shown, stem, write
-from benchmarks.results import Bar, Line, Report, Table, faster, read, relative
-from benchmarks.running import ALL
-from benchmarks.tables import seconds, text
+from benchmarks.harness.compare import moved
+from benchmarks.harness.devices import NoDevice, choose
+from benchmarks.harness.plot import draw
+from benchmarks.harness.publish import pages, stem, write
+from benchmarks.harness.pytorch import VARIABLE
+from benchmarks.harness.results import Bar, Line, Report, Table, faster, read, relative
+from benchmarks.harness.running import ALL
+from benchmarks.harness.tables import seconds, spread, text
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -84,8 +84,8 @@ def test_a_device_that_is_not_there():
 WEIGH = """
 import oneflow as flow
 from oneflow import nn
-from benchmarks.devices import Device
-from benchmarks.memory import watched
+from benchmarks.harness.devices import Device
+from benchmarks.harness.memory import watched
 P, B = flow.placement("cpu", [0]), flow.sbp.broadcast
 
 def build():
@@ -183,28 +183,49 @@ def test_what_is_new_and_what_is_gone():
     ]
 
 
-def test_a_page_is_changed_between_its_markers_only(tmp_path):
-    page = tmp_path / "README.md"
-    page.write_text(f"before\n{START}\nold\n{END}\nafter\n")
-    write([BEFORE], tmp_path / "results")
-    insert([BEFORE], tmp_path / "results", page)
-    once = page.read_text()
-    insert([BEFORE], tmp_path / "results", page)
-    assert page.read_text() == once
-    assert once.startswith("before\n")
-    assert once.endswith("\nafter\n")
-    assert "old" not in once
-    assert "![made-up](results/made-up.svg)" in once
-    assert sorted(path.name for path in (tmp_path / "results").iterdir()) == [
-        *("made-up.json", "made-up.svg", "table.md")
-    ]
+def test_the_files_of_a_run(tmp_path):
+    """Another run writes them anew; bars.md has a bar that was not met, and table.md has none."""
+    for _ in range(2):
+        write([BEFORE], tmp_path / "results")
+        files = {path.name: path.read_text() for path in (tmp_path / "results").iterdir()}
+        assert sorted(files) == ["bars.md", "made-up.json", "made-up.svg", "table.md"]
+    assert "## made-up, on cpu\n\n`python -m ...`" in files["table.md"]
+    assert "| slow  |" in files["table.md"]
+    assert "a note" in files["table.md"]
+    assert "**no**" not in files["table.md"]
+    assert "at least 3" in files["bars.md"]
+    assert "**no**" in files["bars.md"]
 
 
-def test_the_readme_shows_the_results_that_are_there():
-    """Regenerated, not typed: the page is what the JSON files give."""
+def test_the_pages_show_the_results_that_are_there():
+    """Regenerated, not typed: the pages are what the JSON files give."""
     reports = [read(RESULTS / f"{name}.json") for name in ALL["cpu"]]
     assert [stem(one) for one in reports] == list(ALL["cpu"])
-    expected = shown(reports, RESULTS, ROOT / "README.md")
-    _, _, rest = (ROOT / "README.md").read_text().partition(f"{START}\n")
-    assert rest.partition(END)[0] == expected
-    assert (RESULTS / "table.md").read_text() in expected
+    for name, expected in pages(reports).items():
+        assert (RESULTS / name).read_text() == expected, name
+
+
+# What README says about costs: the benchmark, the ranks, the table and the line.
+STATED = [
+    ("overhead", 1, "m.x = 1", "open scope"),
+    (
+        "by-hand",
+        2,
+        "40 of 64x64, one by one",
+        "different copies: m.x = Parameter(t) in an open scope",
+    ),
+    ("by-hand", 2, "GPT-like, 48 blocks, S0", 'scope, when="exit"'),
+    ("migrate", 2, "300 of 64x64", "equal copies, S0: local_to_global"),
+    ("migrate", 1, "20 of 2048x2048", "equal copies, S0: local_to_global"),
+    ("overhead", 1, "m.x = module of 1000 global Parameters", "open scope"),
+]
+
+
+@pytest.mark.parametrize(("name", "ranks", "title", "line"), STATED)
+def test_the_readme_states_ratios_that_were_measured(name, ranks, title, line):
+    tables = read(RESULTS / f"{name}.json").tables
+    (table,) = [one for one in tables if (one.ranks, one.title) == (ranks, title)]
+    ratio = spread(table.to_base(table.line(line))).split()[0]
+    text = (ROOT / "README.md").read_text()
+    in_the_table = f"| {ranks} | {ratio} | `python -m benchmarks {name}` |" in text
+    assert in_the_table or f"a ratio of {ratio}" in text, ratio

@@ -14,7 +14,7 @@ from oneflow import nn
 
 import autoglobal
 
-README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def indented_blocks(text: str) -> list[str]:
@@ -66,8 +66,10 @@ def test_there_are_examples_for_what_people_call():
     }
 
 
-def test_every_option_is_in_the_readme():
+@pytest.mark.parametrize("page", ["README.md", "docs/options.md"])
+def test_every_option_is_in_the_pages(page):
+    text = (ROOT / page).read_text()
     options = set(inspect.signature(autoglobal.global_scope).parameters) | set(
         inspect.signature(autoglobal.local_to_global).parameters
     )
-    assert not [name for name in options - {"module"} if f"`{name}`" not in README]
+    assert not [name for name in options - {"module"} if f"`{name}`" not in text]

@@ -15,11 +15,10 @@ from oneflow import nn
 
 from autoglobal import global_scope
 
-from .job import Job
-from .peer import Peer, pytorch
-from .results import Found
+from ..harness.pytorch import Peer, pytorch
+from ..harness.results import Found
+from ..harness.rounds import Job, Variant, Work, measure
 from .subjects import S0, B, Subject
-from .together import Variant, Work, measure
 
 RANKS, ROUNDS = (2,), 9
 COUNT, EDGE = 100, 64

@@ -12,8 +12,8 @@ from pathlib import Path
 import oneflow as flow
 
 from . import devices
-from .job import Job
 from .results import Found, Report
+from .rounds import Job
 
 
 def main() -> None:
@@ -26,7 +26,7 @@ def main() -> None:
     options = parser.parse_args()
     device = devices.choose(options.device, flow.env.get_world_size())
     try:
-        module = importlib.import_module(f"benchmarks.{options.module}")
+        module = importlib.import_module(f"benchmarks.suites.{options.module}")
         found: Found = module.find(Job(device, options.rounds, options.torch_python))
         if flow.env.get_rank() == 0:
             Report(**vars(found)).write(options.out)

@@ -14,20 +14,21 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Optional
 
+import flowvision
 import numpy as np
 import oneflow as flow
 from oneflow import nn
 
 from autoglobal import global_scope
 
+from ..harness.results import Found, Table
+from ..harness.rounds import Job, Variant, Work, measure
 from . import assigning, building
-from .job import Job
-from .models import GPT, Put, as_it_is, resnet50, vit_base
-from .results import Found, Table
 from .subjects import S0, B
-from .together import Variant, Work, measure
 
 RANKS, ROUNDS = (2,), 4
+
+Put = Callable[[Any], Any]  # what is done with a layer before it is assigned
 
 LOCAL = "local, not made global"
 LAYERS = "by hand: .to_global behind each layer"
@@ -38,9 +39,42 @@ AT_EXIT = 'scope, when="exit"'
 TRUSTING = "scope, check=False"
 
 
+def as_it_is(layer: Any) -> Any:
+    return layer
+
+
+class Block(nn.Module):  # type: ignore[misc]
+    """The layers of attention and of a perceptron, each behind a LayerNorm."""
+
+    def __init__(self, width: int, put: Put) -> None:
+        super().__init__()
+        self.norm1 = put(nn.LayerNorm(width))
+        self.qkv = put(nn.Linear(width, 3 * width))
+        self.out = put(nn.Linear(width, width))
+        self.norm2 = put(nn.LayerNorm(width))
+        self.up = put(nn.Linear(width, 4 * width))
+        self.down = put(nn.Linear(4 * width, width))
+
+
+class GPT(nn.Module):  # type: ignore[misc]
+    """Embeddings, ``blocks`` blocks, and a head over the vocabulary: the layers alone."""
+
+    def __init__(
+        self, blocks: int, width: int = 256, vocabulary: int = 1024, put: Put = as_it_is
+    ) -> None:
+        super().__init__()
+        self.words = put(nn.Embedding(vocabulary, width))
+        self.blocks = nn.Sequential(*[Block(width, put) for _ in range(blocks)])
+        self.norm = put(nn.LayerNorm(width))
+        self.head = put(nn.Linear(width, vocabulary, bias=False))
+
+
 @dataclass(frozen=True)
 class Model:
-    """How it is built; ``sbp`` is what its Parameters get. Only ``own`` code can be changed."""
+    """How it is built; it is never run. ``sbp`` is what its Parameters get.
+
+    Only ``own`` code can be changed.
+    """
 
     title: str
     build: Callable[..., nn.Module]
@@ -52,8 +86,8 @@ class Model:
 MODELS = (
     Model("GPT-like, 12 blocks, S0", partial(GPT, 12), S0, own=True),
     Model("GPT-like, 48 blocks, S0", partial(GPT, 48), S0, own=True),
-    Model("flowvision resnet50, B", resnet50, B),
-    Model("flowvision vit_base, B", vit_base, B, slow=True),
+    Model("flowvision resnet50, B", flowvision.models.resnet50, B),
+    Model("flowvision vit_base, B", flowvision.models.vit_base_patch16_224, B, slow=True),
 )
 
 

@@ -13,10 +13,9 @@ from oneflow import nn
 
 from autoglobal import global_scope, local_to_global
 
-from .job import Job
-from .results import Found
+from ..harness.results import Found
+from ..harness.rounds import Job, Variant, Work, measure
 from .subjects import S0, B, Subject
-from .together import Variant, Work, measure
 
 RANKS, ROUNDS = (1,), 7
 

@@ -20,10 +20,9 @@ from oneflow import nn
 
 from autoglobal import auto_global, global_scope
 
-from .job import Job
-from .results import Bar, Found, Table, relative
+from ..harness.results import Bar, Found, Table, relative
+from ..harness.rounds import Job, Variant, Work, measure
 from .subjects import B
-from .together import Variant, Work, measure
 
 RANKS, ROUNDS = (1,), 20
 

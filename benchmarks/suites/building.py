@@ -12,10 +12,9 @@ from oneflow import nn
 
 from autoglobal import global_scope
 
-from .job import Job
-from .results import Bar, Found
+from ..harness.results import Bar, Found
+from ..harness.rounds import Job, Variant, Work, measure
 from .subjects import S0, B, check_one
-from .together import Variant, Work, measure
 
 PAIRS = 2 * 48
 WIDTH = 256

@@ -15,11 +15,10 @@ from oneflow import nn
 
 from autoglobal import local_to_global
 
-from .job import Job
-from .peer import Peer, pytorch
-from .results import Bar, Found, Table, faster, relative
+from ..harness.pytorch import Peer, pytorch
+from ..harness.results import Bar, Found, Table, faster, relative
+from ..harness.rounds import Job, Variant, Work, measure
 from .subjects import S0, SHARD, B, Subject
-from .together import Variant, Work, measure
 
 RANKS, ROUNDS = (1, 2, 4), 5
 

@@ -11,10 +11,9 @@ from oneflow import nn
 
 from autoglobal import global_scope
 
-from .job import Job
-from .results import Bar, Found, relative
+from ..harness.results import Bar, Found, relative
+from ..harness.rounds import Job, Variant, Work, measure
 from .subjects import S0, B, Subject
-from .together import Variant, Work, measure
 
 COUNT = 40
 BY_HAND = "{}: m.x = Parameter(t.to_global(P, B).to_global(P, S0))"

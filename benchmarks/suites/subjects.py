@@ -11,7 +11,7 @@ import numpy.typing as npt
 import oneflow as flow
 from oneflow import nn
 
-from .job import Job
+from ..harness.rounds import Job
 
 Array = npt.NDArray[np.float32]
 B = flow.sbp.broadcast

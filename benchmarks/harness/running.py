@@ -13,17 +13,11 @@ from typing import Optional
 from autoglobal.commands.launcher import launch
 
 from . import devices
-from .machine import describe
 from .results import Report, read
 
-# The name of each benchmark, and its module.
-BENCHMARKS = {
-    "overhead": "overhead",
-    "by-hand": "by_hand",
-    "migrate": "migrate",
-    "peers": "beside",
-    "copies": "copies",
-}
+SUITES = Path(__file__).parent.parent / "suites"
+# Each is the name of a file there, with "_" for "-".
+BENCHMARKS = ("overhead", "by-hand", "migrate", "peers", "copies")
 # Those that "all" runs on each kind of device; on CPU a copy to the device is but a copy.
 ALL = {
     "cpu": ("overhead", "by-hand", "migrate", "peers"),
@@ -34,7 +28,7 @@ LIMIT = 1800.0
 
 def about(name: str) -> str:
     """The first line of its documentation; nothing is imported for it."""
-    source = Path(__file__).with_name(f"{BENCHMARKS[name]}.py").read_text()
+    source = Path(SUITES, f"{_module(name)}.py").read_text()
     return (ast.get_docstring(ast.parse(source)) or "").splitlines()[0]
 
 
@@ -46,7 +40,7 @@ def run(
     torch: Optional[str] = None,
 ) -> Report:
     """One benchmark on each of these numbers of ranks; ends the program where one fails."""
-    module = importlib.import_module(f"benchmarks.{BENCHMARKS[name]}")
+    module = importlib.import_module(f"benchmarks.suites.{_module(name)}")
     ranks, rounds = ranks or module.RANKS, rounds or module.ROUNDS
     try:
         device = devices.choose(kind, max(ranks))
@@ -54,10 +48,16 @@ def run(
         sys.exit(str(reason))
     command = f"python -m benchmarks {name} --device {kind}"
     command += f" --ranks {','.join(map(str, ranks))} --rounds {rounds}"
-    report = Report(name=name, device=kind, command=command, machine=describe(device.about()))
+    report = Report(
+        name=name, device=kind, command=command, machine=devices.describe(device.about())
+    )
     for number in ranks:
-        report.add(_on(number, BENCHMARKS[name], device, rounds, torch))
+        report.add(_on(number, _module(name), device, rounds, torch))
     return report
+
+
+def _module(name: str) -> str:
+    return name.replace("-", "_")
 
 
 def _on(
@@ -65,7 +65,7 @@ def _on(
 ) -> Report:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "found.json")
-        program = ["-m", "benchmarks.on_ranks", module, "--out", str(out)]
+        program = ["-m", "benchmarks.harness.ranks", module, "--out", str(out)]
         program += ["--device", device.kind, "--rounds", str(rounds)]
         if torch:
             program += ["--torch-python", torch]

@@ -16,6 +16,27 @@ from .memory import sent_over_loopback, watched
 from .results import Line, Table
 
 
+@dataclass(frozen=True)
+class Job:
+    """One benchmark on one number of ranks; ``torch`` is a Python that has PyTorch."""
+
+    device: Device
+    rounds: int
+    torch: Optional[str] = None
+
+    @property
+    def world(self) -> int:
+        return int(flow.env.get_world_size())
+
+    @property
+    def rank(self) -> int:
+        return int(flow.env.get_rank())
+
+    @property
+    def placement(self) -> Any:
+        return self.device.placement(self.world)
+
+
 class Round(NamedTuple):
     """Seconds until the calls had returned and until all was done, on the slowest rank."""
 

@@ -1,4 +1,4 @@
-"""A report as Markdown, for a terminal and for a page alike."""
+"""Reports as Markdown, for a terminal and for the pages in the results."""
 
 from __future__ import annotations
 
@@ -6,28 +6,50 @@ from collections.abc import Sequence
 
 from tabulate import tabulate  # type: ignore[import-untyped]
 
-from .machine import in_words
-from .results import Bar, Line, Report, Table, quartiles
+from .devices import in_words
+from .results import Line, Report, Table, quartiles
 
 HEADERS = ("ranks", "what", "way", "median", "each", "time ratio [quartiles]", "peak", "sent")
 
 
-def page(reports: Sequence[Report]) -> str:
-    """All reports, one behind the other: the machine and the command, the table, the bars."""
-    return "\n".join(map(text, reports))
-
-
 def text(report: Report) -> str:
-    """One report."""
-    parts = [
-        f"### {report.name}, on {report.device}",
-        f"`{report.command}` on {in_words(report.machine)}.",
+    """One report, for a terminal."""
+    return _paragraphs(
+        f"### {_title(report)}",
+        _origin(report),
         _table(report.tables),
-    ]
-    if report.bars:
-        parts.append(_bars(report.bars))
-    parts += report.notes
-    return "\n\n".join(parts) + "\n"
+        _bars(report),
+        *report.notes,
+    )
+
+
+def table_page(reports: Sequence[Report]) -> str:
+    """Every line of all reports, with the machine and the command of each."""
+    parts = ["# Every line of every benchmark"]
+    for report in reports:
+        parts += [f"## {_title(report)}", _origin(report), _table(report.tables), *report.notes]
+    return _paragraphs(*parts)
+
+
+def bars_page(reports: Sequence[Report]) -> str:
+    """The bars of all reports that have any."""
+    parts = ["# What the project holds itself to, and whether it was met"]
+    for report in reports:
+        if report.bars:
+            parts += [f"## {_title(report)}", f"`{report.command}`", _bars(report)]
+    return _paragraphs(*parts)
+
+
+def _title(report: Report) -> str:
+    return f"{report.name}, on {report.device}"
+
+
+def _origin(report: Report) -> str:
+    return f"`{report.command}` on {in_words(report.machine)}."
+
+
+def _paragraphs(*parts: str) -> str:
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def _table(tables: Sequence[Table]) -> str:
@@ -51,7 +73,8 @@ def _row(table: Table, line: Line) -> list[str]:
     ]
 
 
-def _bars(bars: Sequence[Bar]) -> str:
+def _bars(report: Report) -> str:
+    """A table, or nothing where there are no bars."""
     rows = [
         [
             str(bar.ranks),
@@ -60,9 +83,10 @@ def _bars(bars: Sequence[Bar]) -> str:
             spread(bar.rounds),
             "yes" if bar.met else "**no**",
         ]
-        for bar in bars
+        for bar in report.bars
     ]
-    return _markdown(rows, ["ranks", "bar", "limit", "measured [quartiles]", "met"])
+    headers = ["ranks", "bar", "limit", "measured [quartiles]", "met"]
+    return _markdown(rows, headers) if rows else ""
 
 
 def _markdown(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> str:

@@ -13,10 +13,9 @@ from typing import Any, Optional
 import oneflow as flow
 
 from .devices import Device
-from .job import Job
-from .together import Round, slowest
+from .rounds import Job, Round, slowest
 
-PROGRAM = Path(__file__).parent / "peers" / "program.py"
+PROGRAM = Path(__file__).parent.parent / "peers" / "program.py"
 VARIABLE = "AUTOGLOBAL_BENCH_TORCH"
 
 

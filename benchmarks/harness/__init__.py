@@ -1,0 +1,1 @@
+"""What every benchmark uses: ranks, rounds, results, tables, pictures."""
