@@ -38,8 +38,9 @@ test: $(READY) ## the tests on 1, 2 and 4 ranks (RANKS="1 2" picks, ARGS=... goe
 test-models: $(READY) ## build every flowvision model in a scope (slow)
 	@$(PY) -m tests.helpers.all_models
 
-lint: $(READY) ## ruff and mypy
+lint: $(READY) ## ruff, mypy, and import-linter: packages import one way
 	@$(PY) -m ruff check . && $(PY) -m ruff format --check . && $(PY) -m mypy
+	@$(VENV)/bin/lint-imports --no-logo --no-cache
 
 format: $(READY) ## let ruff mend what it can
 	@$(PY) -m ruff check --fix . && $(PY) -m ruff format .
