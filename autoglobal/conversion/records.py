@@ -102,19 +102,7 @@ class Records:
 
     ``lasts``: what was made global may be met again. They hold no tensor and no module.
 
-    Attributes:
-        seconds: how long this rank took to plan, agree and convert, with waiting for the others in
-            it. The rest of the block does not count, nor what OneFlow is still doing afterwards:
-            its operations only begin where they are called.
-        sent: the bytes that this rank has sent to others for this scope. Counted are the values of
-            tensors, as they were on the way (half types go through float32 on CPU), and what the
-            ranks say to agree: 64 bytes at least each time. OneFlow's own broadcast of a large
-            tensor, which is done inside of ``to_global``, is counted as the bytes of the tensor,
-            sent by the rank that has it and received by each of the others. Not counted: what
-            OneFlow moves to give another sbp to what is global already, as with
-            ``existing="convert"``, and the headers of its messages. 0 with a single rank, and with
-            ``check=False``.
-        received: the bytes that this rank has received from others for this scope, as in ``sent``.
+    What ``seconds``, ``sent`` and ``received`` count stands in :class:`autoglobal.ActiveScope`.
     """
 
     def __init__(self, lasts: bool = False) -> None:

@@ -36,8 +36,18 @@ class ActiveScope(Frame, Records):
 
     Attributes:
         spec: what was asked for.
-        seconds, sent, received: what it has cost this rank, as in
-            :class:`autoglobal.conversion.records.Records`.
+        seconds: how long this rank took to plan, agree and convert, with waiting for the others in
+            it. The rest of the block does not count, nor what OneFlow is still doing afterwards:
+            its operations only begin where they are called.
+        sent: the bytes that this rank has sent to others for this scope. Counted are the values of
+            tensors, as they were on the way (half types go through float32 on CPU), and what the
+            ranks say to agree: 64 bytes at least each time. OneFlow's own broadcast of a large
+            tensor, which is done inside of ``to_global``, is counted as the bytes of the tensor,
+            sent by the rank that has it and received by each of the others. Not counted: what
+            OneFlow moves to give another sbp to what is global already, as with
+            ``existing="convert"``, and the headers of its messages. 0 with a single rank, and with
+            ``check=False``.
+        received: the bytes that this rank has received from others for this scope, as in ``sent``.
     """
 
     def __init__(self, spec: GlobalSpec, opened_by: object) -> None:
@@ -71,12 +81,14 @@ class ActiveScope(Frame, Records):
         session, what = self._session, "the end of the scope"
         if error is not None:
             add_note(error, self.spec.when == "assign")
-        with session.running(what, left_by=error):
-            if error is None and self.deferred is not None:
-                session.convert(self.deferred.add_to, "close", "", what)
-            elif error is None:
-                session.meet("close", what)
-        # The record stays for as long as somebody wants it, and needs none of these.
-        self.handler = self.deferred = None
+        try:
+            with session.running(what, left_by=error):
+                if error is None and self.deferred is not None:
+                    session.convert(self.deferred.add_to, "close", "", what)
+                elif error is None:
+                    session.meet("close", what)
+        finally:
+            # The record stays for as long as somebody wants it, and needs none of these.
+            self.handler = self.deferred = None
         if error is None:
             session.warn()

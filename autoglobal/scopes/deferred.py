@@ -33,8 +33,8 @@ class Deferred:
         return result
 
     def _add(self, module: Module, name: str) -> None:
-        held, names = self._names.get(id(module), (None, None))
-        if names is None or held is None or held() is not module:
+        names = self._entry(module)
+        if names is None:
             names = set()
             # Not in the place of a dead module that had this id: the order is that of the
             # program, and must not depend on one process's addresses.
@@ -44,17 +44,15 @@ class Deferred:
 
     def forget(self, module: Module, name: str) -> None:
         """The name was assigned again where nothing is converted, or something else was."""
-        if name in self._names_of(module):
-            self._names[id(module)][1].discard(name)
+        names = self._entry(module)
+        if names is not None:
+            names.discard(name)
 
     def forget_tree(self, module: Module) -> None:
         """A class that states its layout has taken over the module and all below it."""
         for node in walk(module):
-            if self._names_of(node.module):
+            if self._entry(node.module) is not None:
                 del self._names[id(node.module)]
-
-    def clear(self) -> None:
-        self._names.clear()
 
     def add_to(self, plan: Plan) -> None:
         """Take all that was assigned into a plan, as one value."""
@@ -88,5 +86,8 @@ class Deferred:
 
     def _names_of(self, module: Module) -> Set[str]:
         """The names that were assigned on a module."""
+        return self._entry(module) or frozenset()
+
+    def _entry(self, module: Module) -> set[str] | None:
         found = self._names.get(id(module))
-        return frozenset() if found is None or found[0]() is not module else found[1]
+        return None if found is None or found[0]() is not module else found[1]
