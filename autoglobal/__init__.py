@@ -11,7 +11,7 @@
 - ``local_to_global``: a module that exists already
 - ``optimizer_to_global``: the optimizer that goes with it
 - ``current_scope``: the scope in force
-- ``describe``: what a module holds, where, and what will bite
+- ``describe``: what a module holds, where, and warnings
 
 What is done is told to the logger ``autoglobal``, which is silent until it is given a handler.
 """

@@ -16,7 +16,7 @@ from ..modules.registry import check_module
 from ..modules.tree import held_by, unregistered_in
 from . import drawing, table
 from .rows import Row, Total, rows_of, totals_of, unregistered_rows
-from .warnings import Finding, findings_of
+from .warnings import ReportWarning, warnings_of
 
 
 @dataclass(frozen=True, repr=False)
@@ -26,7 +26,7 @@ class Report:
     ::
 
         report = describe(model)
-        print(report)                           # a table, and below it what will bite
+        print(report)                           # a table, and the warnings below it
         big = [row.path for row in report if row.nbytes > 1 << 20]
         assert report["weight"].is_global is False
         text = report.text()                    # the table for a log: never a colour code
@@ -38,7 +38,7 @@ class Report:
     ``report[path]`` is one of them, by any of its names. ``attributes`` are such rows too, for
     tensors that the module keeps and has not registered. ``totals`` has one entry for each
     placement: ``placement`` (None: local), ``tensors``, ``nbytes``, ``logical_nbytes``.
-    ``warnings`` are what will bite: ``kind``, ``paths``, ``text``.
+    ``warnings`` are faults of the module: ``kind``, ``paths``, ``text``.
 
     ``print`` shows it with rich in a terminal, a notebook does by itself, and anywhere else it
     is plain text. The report holds no tensor of the module.
@@ -50,7 +50,7 @@ class Report:
     rows: tuple[Row, ...]
     attributes: tuple[Row, ...]
     totals: tuple[Total, ...]
-    warnings: tuple[Finding, ...]
+    warnings: tuple[ReportWarning, ...]
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
@@ -153,8 +153,8 @@ def describe(module: Any) -> Report:
         assert report.warnings[0].kind == "local"   # beside global ones
 
     The report (:class:`autoglobal.Report`) tells of every Parameter and buffer its path, class,
-    logical shape, component on this rank, dtype, placement, sbp and bytes here, and below them
-    what will bite:
+    logical shape, component on this rank, dtype, placement, sbp and bytes here, and has warnings
+    of:
 
     - tensors that are still local in a module that holds global ones;
     - local tensors in plain attributes, also in lists, tuples, dicts and unregistered modules
@@ -183,5 +183,5 @@ def describe(module: Any) -> Report:
         rows=rows,
         attributes=attributes,
         totals=totals_of(rows),
-        warnings=findings_of(rows, attributes, held),
+        warnings=warnings_of(rows, attributes, held),
     )

@@ -6,14 +6,16 @@ import os
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._text import printable, short_repr
 from ..errors import SpecError, SpecTypeError
 from ..layout.placement import layout_of, show_ranks
 from .panel import WIDTH, frame, panel_of
-from .rows import Row, Total
 from .svg import Canvas, colour, page, shortened, text_width
+
+if TYPE_CHECKING:
+    from .describe import Report
 
 _GAP = 16
 _CELL_WIDTH, _CELL_HEIGHT = 30, 20
@@ -22,22 +24,7 @@ _COLUMNS = 3
 _GRIDS = 4  # of a placement
 
 
-class Content(Protocol):
-    """What a picture shows of a report."""
-
-    @property
-    def title(self) -> str: ...
-    @property
-    def module(self) -> str: ...
-    @property
-    def world_size(self) -> int: ...
-    @property
-    def rows(self) -> Sequence[Row]: ...
-    @property
-    def totals(self) -> Sequence[Total]: ...
-
-
-def draw(report: Content, path: Any, limit: Any) -> None:
+def draw(report: Report, path: Any, limit: Any) -> None:
     """Write the picture; what is raised stands in :meth:`autoglobal.Report.draw`."""
     if isinstance(limit, bool) or not isinstance(limit, int):
         raise SpecTypeError(
@@ -75,7 +62,7 @@ def _checked(path: Any) -> Path:
     return file
 
 
-def svg(report: Content, limit: int) -> str:
+def svg(report: Report, limit: int) -> str:
     """The text of the file."""
     columns = min(_COLUMNS, max(2, min(limit, len(report.rows))))
     width = columns * (WIDTH + _GAP) + _GAP
@@ -101,7 +88,7 @@ def svg(report: Content, limit: int) -> str:
     return page(canvas, width, bottom, title)
 
 
-def _title(report: Content) -> str:
+def _title(report: Report) -> str:
     count, ranks = len(report.rows), report.world_size
     return f"{report.module}: {count} tensor{'s' * (count != 1)} on {ranks} rank{'s' * (ranks > 1)}"
 
@@ -110,7 +97,7 @@ def _name(index: int) -> str:
     return chr(ord("A") + index) if index < 26 else f"P{index}"
 
 
-def _notes(report: Content, limit: int) -> list[str]:
+def _notes(report: Report, limit: int) -> list[str]:
     key = [
         "In each part: the ranks that hold it. 0-3: each of the four; 0 + 1: what is to be added.",
         "Cuts are to scale along each axis. An sbp has one entry per dimension of its placement.",

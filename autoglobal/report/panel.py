@@ -59,6 +59,49 @@ def frame(panel: Panel, height: float) -> None:
     panel.canvas.box(0.5, 0.5, WIDTH - 1, height - 1, "panel", rx="6")
 
 
+def drawn_axes(shape: Shape, sbp: NdSbp) -> tuple[int, ...]:
+    """The axes of a tensor that are drawn, two at most: those that are cut before others."""
+    cut = dict.fromkeys(axis for one in sbp if (axis := split_axis(one)) is not None)
+    return tuple(sorted([*cut, *(axis for axis in range(len(shape)) if axis not in cut)][:2]))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What can be seen of parts along the axes that are drawn, the first of them down.
+
+    There are several parts in one that are apart along another axis.
+    """
+
+    starts: Shape
+    lengths: Shape
+    parts: list[Part]
+
+    @property
+    def label(self) -> str:
+        """Who holds it, with ``|`` between the parts."""
+        return " | ".join(part.holders for part in self.parts)
+
+    @property
+    def first(self) -> int:
+        return min(part.ranks[0] for part in self.parts)
+
+    @property
+    def is_sum(self) -> bool:
+        return any(len(part.summands) > 1 for part in self.parts)
+
+
+def cells_of(parts: Sequence[Part], axes: tuple[int, ...]) -> list[Cell]:
+    """The cells row by row; what has one axis is one row."""
+    cells: dict[tuple[Shape, Shape], Cell] = {}
+    for part in parts:
+        starts = tuple(part.starts[axis] for axis in axes)
+        lengths = tuple(part.lengths[axis] for axis in axes)
+        if len(axes) == 1:
+            starts, lengths = (0, *starts), (1, *lengths)
+        cells.setdefault((starts, lengths), Cell(starts, lengths, [])).parts.append(part)
+    return sorted(cells.values(), key=lambda cell: cell.starts)
+
+
 def _line(canvas: Canvas, y: float, text: str, kind: str) -> None:
     whole = printable(text)
     line = canvas.text(_EDGE, y, shortened(whole, _INSIDE), kind)
@@ -80,7 +123,7 @@ def _scalar(canvas: Canvas, row: Row) -> tuple[float, list[str]]:
         canvas.text(x + 18, y + 4, "local", "soft")
     for part in _parts(row):  # one, since there is nothing to split
         kind = "part sum" if len(part.summands) > 1 else "part"
-        hint(canvas.dot(x, y, 7, kind, fill=_colour(part, alone=True)), _told(part))
+        hint(canvas.dot(x, y, 7, kind, fill=_colour(part, alone=True)), _slices(part))
         canvas.text(x + 18, y + 4, part.holders)
     return y + 8, []
 
@@ -167,7 +210,7 @@ def _draw(canvas: Canvas, box: _Box, size: float | None, alone: bool) -> None:
     cell, x, y, width, height = box
     kind = "part sum" if cell.is_sum else "part"
     drawn = canvas.box(x, y, width, height, kind, fill=_colour(cell.parts[0], alone))
-    hint(drawn, "; ".join(map(_told, cell.parts)))
+    hint(drawn, "; ".join(map(_slices, cell.parts)))
     if size is not None:
         up = text_width(cell.label, size) + 4 > width
         canvas.centred(x + width / 2, y + height / 2, cell.label, size, up=up)
@@ -178,50 +221,7 @@ def _colour(part: Part, alone: bool) -> str:
     return NOBODYS if alone and len(part.ranks) > 1 else colour(part.ranks[0])
 
 
-def _told(part: Part) -> str:
+def _slices(part: Part) -> str:
     ends = [start + length for start, length in zip(part.starts, part.lengths)]
     slices = ", ".join(f"{start}:{end}" for start, end in zip(part.starts, ends))
     return f"[{slices}] on rank {part.holders}" if slices else f"rank {part.holders}"
-
-
-def drawn_axes(shape: Shape, sbp: NdSbp) -> tuple[int, ...]:
-    """The axes of a tensor that are drawn, two at most: those that are cut before others."""
-    cut = dict.fromkeys(axis for one in sbp if (axis := split_axis(one)) is not None)
-    return tuple(sorted([*cut, *(axis for axis in range(len(shape)) if axis not in cut)][:2]))
-
-
-@dataclass(frozen=True)
-class Cell:
-    """What can be seen of parts along the axes that are drawn, the first of them down.
-
-    There are several parts in one that are apart along another axis.
-    """
-
-    starts: Shape
-    lengths: Shape
-    parts: list[Part]
-
-    @property
-    def label(self) -> str:
-        """Who holds it, with ``|`` between the parts."""
-        return " | ".join(part.holders for part in self.parts)
-
-    @property
-    def first(self) -> int:
-        return min(part.ranks[0] for part in self.parts)
-
-    @property
-    def is_sum(self) -> bool:
-        return any(len(part.summands) > 1 for part in self.parts)
-
-
-def cells_of(parts: Sequence[Part], axes: tuple[int, ...]) -> list[Cell]:
-    """The cells row by row; what has one axis is one row."""
-    cells: dict[tuple[Shape, Shape], Cell] = {}
-    for part in parts:
-        starts = tuple(part.starts[axis] for axis in axes)
-        lengths = tuple(part.lengths[axis] for axis in axes)
-        if len(axes) == 1:
-            starts, lengths = (0, *starts), (1, *lengths)
-        cells.setdefault((starts, lengths), Cell(starts, lengths, [])).parts.append(part)
-    return sorted(cells.values(), key=lambda cell: cell.starts)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -15,7 +15,9 @@ from rich.text import Text
 from .._text import printable
 from ..layout.sbp import show_sbp
 from .rows import Row, Total, kind_of, show_placement
-from .warnings import Finding
+
+if TYPE_CHECKING:
+    from .describe import Report
 
 _COLUMNS = ("path", "class", "kind", "shape", "here", "dtype", "placement", "sbp", "bytes here")
 _WIDE = 100_000  # columns: nothing is folded
@@ -25,20 +27,7 @@ _NAMES = 3  # other names of one tensor that are shown
 _NOTEBOOK = '<pre style="white-space:pre; overflow-x:auto; line-height:normal">{code}</pre>'
 
 
-class Content(Protocol):
-    """What a table shows of a report."""
-
-    @property
-    def title(self) -> str: ...
-    @property
-    def rows(self) -> Sequence[Row]: ...
-    @property
-    def totals(self) -> Sequence[Total]: ...
-    @property
-    def warnings(self) -> Sequence[Finding]: ...
-
-
-def render(report: Content, console: Console, options: ConsoleOptions) -> RenderResult:
+def render(report: Report, console: Console, options: ConsoleOptions) -> RenderResult:
     """What rich prints: one line a tensor, or two where they do not fit."""
     table = _wide(report, box.ROUNDED)
     if _width(console, table) > options.max_width:
@@ -46,7 +35,7 @@ def render(report: Content, console: Console, options: ConsoleOptions) -> Render
     yield from _around(report, table)
 
 
-def plain_text(report: Content) -> str:
+def plain_text(report: Report) -> str:
     """Lines of any length, of ASCII characters but for names, without codes for colours."""
     stream = io.StringIO()
     console = Console(file=stream, width=_WIDE, color_system=None, **_ELSEWHERE)
@@ -54,7 +43,7 @@ def plain_text(report: Content) -> str:
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
 
 
-def printed(report: Content) -> str:
+def printed(report: Report) -> str:
     """What suits the standard output as it is now."""
     console = Console(force_jupyter=False)
     if not console.is_terminal:
@@ -64,7 +53,7 @@ def printed(report: Content) -> str:
     return capture.get().rstrip("\n")
 
 
-def html(report: Content) -> str:
+def html(report: Report) -> str:
     """What a notebook shows, as wide as the table."""
     console = Console(file=io.StringIO(), record=True, width=_WIDE, **_ELSEWHERE)
     table = _wide(report, box.ROUNDED)
@@ -78,18 +67,18 @@ def _width(console: Console, table: Table) -> int:
     return Measurement.get(console, console.options.update(max_width=_WIDE), table).maximum
 
 
-def _around(report: Content, table: Table) -> Iterator[RenderableType]:
+def _around(report: Report, table: Table) -> Iterator[RenderableType]:
     yield Text(printable(report.title), style="bold")
     yield table
     for total in report.totals:
         yield Text(_total(total))
     if report.warnings:
-        yield Text("What will bite:", style="bold yellow")
+        yield Text("Warnings:", style="bold yellow")
     for one in report.warnings:
         yield Text(f"- {printable(one.text)}")
 
 
-def _wide(report: Content, lines: box.Box) -> Table:
+def _wide(report: Report, lines: box.Box) -> Table:
     table = Table(box=lines, header_style="bold")
     for name in _COLUMNS:
         table.add_column(name, justify="right" if name == _COLUMNS[-1] else "left")
@@ -98,7 +87,7 @@ def _wide(report: Content, lines: box.Box) -> Table:
     return table
 
 
-def _narrow(report: Content) -> Table:
+def _narrow(report: Report) -> Table:
     table = Table(box=box.ROUNDED, header_style="bold", show_lines=True)
     for name in ("path\nclass, kind", "shape\nhere", "dtype\nbytes here", "placement\nsbp"):
         # Folded and not cut: what a table leaves out nobody sees.
@@ -110,7 +99,7 @@ def _narrow(report: Content) -> Table:
     return table
 
 
-def _styled(report: Content) -> Iterator[tuple[Row, str | None]]:
+def _styled(report: Report) -> Iterator[tuple[Row, str | None]]:
     mixed = {path for found in report.warnings if found.kind == "local" for path in found.paths}
     for row in report.rows:
         yield row, "yellow" if row.path in mixed else None

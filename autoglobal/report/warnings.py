@@ -1,4 +1,4 @@
-"""What will bite in a module: told by a report before OneFlow tells it, or never does."""
+"""The warnings of a report: faults of a module that OneFlow shows later, or never."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _SHOWN = 4  # paths in one sentence
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One thing that will bite: which one, the ``paths`` concerned (all of them), and a sentence.
+class ReportWarning:
+    """One fault of a module: its kind, the ``paths`` concerned (all of them), and a sentence.
 
     ``kind`` is ``"local"`` (local tensors in a module that holds global ones), ``"attribute"``
     (local tensors that are kept and not registered), ``"tied"`` (classes state different layouts
@@ -35,10 +35,10 @@ class Finding:
         return {"kind": self.kind, "paths": list(self.paths), "text": self.text}
 
 
-def findings_of(
+def warnings_of(
     rows: Sequence[Row], attributes: Sequence[Row], held: Sequence[Held]
-) -> tuple[Finding, ...]:
-    """All that is found in what :func:`autoglobal.survey.held_by` and the rows say."""
+) -> tuple[ReportWarning, ...]:
+    """All that is found in what :func:`autoglobal.modules.tree.held_by` and the rows say."""
     return (
         *_mixed(rows),
         *_unregistered(attributes),
@@ -48,14 +48,14 @@ def findings_of(
     )
 
 
-def _mixed(rows: Sequence[Row]) -> Iterator[Finding]:
+def _mixed(rows: Sequence[Row]) -> Iterator[ReportWarning]:
     local = tuple(row.path for row in rows if not row.is_global)
     count = len(rows) - len(local)
     if local and count:
         there = (
             f"{count} of the module's {len(rows)} tensors {'is' if count == 1 else 'are'} global"
         )
-        yield Finding(
+        yield ReportWarning(
             "local",
             local,
             f"local, while {there}: {_listed(local)}. An operation on both raises 'inconsistent "
@@ -63,10 +63,10 @@ def _mixed(rows: Sequence[Row]) -> Iterator[Finding]:
         )
 
 
-def _unregistered(attributes: Sequence[Row]) -> Iterator[Finding]:
+def _unregistered(attributes: Sequence[Row]) -> Iterator[ReportWarning]:
     local = tuple(row.path for row in attributes if not row.is_global)
     if local:
-        yield Finding(
+        yield ReportWarning(
             "attribute",
             local,
             f"neither a Parameter nor a buffer, so that no conversion touches it: {_listed(local)}."
@@ -75,13 +75,13 @@ def _unregistered(attributes: Sequence[Row]) -> Iterator[Finding]:
         )
 
 
-def _placements(rows: Sequence[Row]) -> Iterator[Finding]:
+def _placements(rows: Sequence[Row]) -> Iterator[ReportWarning]:
     there = [total.placement for total in totals_of(rows) if total.placement is not None]
     if len(there) < 2:
         return
     first = [next(row.path for row in rows if row.placement == one) for one in there]
     where = _listed([f"{path} on {show_placement(one)}" for path, one in zip(first, there)])
-    yield Finding(
+    yield ReportWarning(
         "placements",
         tuple(first),
         f"global tensors on {len(there)} placements: {where}. An operation on two of them raises. "
@@ -90,7 +90,7 @@ def _placements(rows: Sequence[Row]) -> Iterator[Finding]:
     )
 
 
-def _statistics(rows: Sequence[Row], held: Sequence[Held]) -> Iterator[Finding]:
+def _statistics(rows: Sequence[Row], held: Sequence[Held]) -> Iterator[ReportWarning]:
     split = tuple(
         row.path
         for row, (_, names) in zip(rows, held)
@@ -99,7 +99,7 @@ def _statistics(rows: Sequence[Row], held: Sequence[Held]) -> Iterator[Finding]:
         and _is_cut(row)
     )
     if split:
-        yield Finding(
+        yield ReportWarning(
             "statistics",
             split,
             f"running statistics that are split: {_listed(split)}. OneFlow 0.9.0 never updates "
@@ -115,7 +115,7 @@ def _is_cut(row: Row) -> bool:
     return any(split_axis(one) is not None and n > 1 for one, n in zip(row.sbp, ranks))
 
 
-def _tied(held: Iterable[Held]) -> Iterator[Finding]:
+def _tied(held: Iterable[Held]) -> Iterator[ReportWarning]:
     """Tensors that are held under classes which state different layouts.
 
     Stated by ``@auto_global`` with a placement, that is: what the rules of some scope would wish
@@ -126,7 +126,7 @@ def _tied(held: Iterable[Held]) -> Iterator[Finding]:
         for name, wish in stated[1:]:
             first = stated[0]
             if wish != first[1]:
-                yield Finding(
+                yield ReportWarning(
                     "tied",
                     (first[0].path, name.path),
                     f"one tensor, for which two layouts are stated: {first[0].path} "

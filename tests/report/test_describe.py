@@ -258,7 +258,7 @@ def test_plain_text_has_a_line_for_each_tensor(P, rank, world):
     assert new[6].startswith("local, cpu:")
     assert new[7] == "-"
     assert f"{where}: 1 tensor, 128 bytes here, 128 bytes logical" in lines
-    assert lines[lines.index("What will bite:") + 1].startswith("- local, while 1 of")
+    assert lines[lines.index("Warnings:") + 1].startswith("- local, while 1 of")
 
 
 def test_no_colour_codes_in_a_pipe(P, monkeypatch):

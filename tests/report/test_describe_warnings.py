@@ -1,4 +1,4 @@
-"""What will bite, as ``describe`` tells it; each is seen to bite, or to be harmless."""
+"""The warnings of ``describe``; each fault is seen to do harm, or to be harmless."""
 
 from __future__ import annotations
 
