@@ -8,7 +8,7 @@ from dataclasses import Field
 
 import griffe
 
-from autoglobal.layout.spec import ENDLESS
+from autoglobal.layout.spec import CALL_OPTIONS
 
 EXAMPLE = re.compile(r"^( *)::\n\n((?:\1 {4}.*\n|\n)+)", re.M)
 ROLE = re.compile(r":(?:class|func|data|attr|meth):`([\w.]+)`")
@@ -30,7 +30,7 @@ class Markdown(griffe.Extension):
             keyword = griffe.ParameterKind.keyword_only
             options = [
                 griffe.Parameter(one.name, annotation=one.type, kind=keyword, default=_shown(one))
-                for one in ENDLESS
+                for one in CALL_OPTIONS
             ]
             own = [one for one in parameters if one.kind is not keyword and one.name != "options"]
             more = [one for one in parameters if one.kind is keyword]

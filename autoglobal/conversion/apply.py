@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from oneflow import nn
@@ -19,29 +19,28 @@ from ..tensors.batch import TensorConversion, convert_batch
 from ..tensors.convert import make_global
 from .plan import PlannedTensor
 
-Applied = tuple[PlannedTensor, Tensor, bool]
-
 
 def apply_plan(
     changing: Sequence[PlannedTensor],
     proposal: Proposal,
     buffers: ReplacedBuffers,
+    note: Callable[[PlannedTensor, Tensor, bool], None],
     *,
     check: bool,
     uninitialized: bool = False,
     progress: bool = False,
-) -> list[Applied]:
+) -> None:
     """Make global what a plan changes. Until all of it is converted nothing has changed.
 
-    ``check``: the ranks agree. ``uninitialized``: what it changes holds nothing yet. Returned is,
-    for each tensor, what is in its places now, and whether that is new.
+    ``check``: the ranks agree. ``uninitialized``: what it changes holds nothing yet. ``note`` is
+    called for each tensor with what is in its places from then on, and whether that is new.
     """
     present: list[PlannedTensor] = []
     batch: list[TensorConversion] = []
     new_buffers: list[PlannedTensor] = []
     digested: list[TensorConversion] = []
     for planned in changing:
-        if not _keep_places(planned):
+        if not _drop_stale_places(planned):
             continue
         present.append(planned)
         if id(planned.tensor) in _replaced:
@@ -55,20 +54,17 @@ def apply_plan(
             if buffers.has(planned.tensor):
                 conversion.kind = "buffer, as registered before,"
     meets = world_size() > 1 and (check or any(one.check for one in batch))
-    if meets and not batch and proposal.event != "close":
-        meets = False
+    meets = meets and (bool(batch) or proposal.event == "close")
     if meets:
         proposal.options = _options(present)
     convert_batch(batch, proposal if meets else None, digested=digested, progress=progress)
     known = _known_buffers(new_buffers, buffers, proposal, meets) if new_buffers else {}
-    applied = []
     for planned in present:
-        applied.append(_put(planned, buffers, known.get(id(planned))))
-    return applied
+        note(planned, *_put(planned, buffers, known.get(id(planned))))
 
 
-def _keep_places(planned: PlannedTensor) -> bool:
-    """Keep of the places those where the tensor still is; whether there is one."""
+def _drop_stale_places(planned: PlannedTensor) -> bool:
+    """Drop the places where the tensor is no more; return whether one is left."""
     places = []
     for place in planned.places:
         owner, which, name = place
@@ -117,8 +113,10 @@ def _known_buffers(
     return {id(one): tensor for one, tensor, is_same in zip(before, known, same) if is_same}
 
 
-def _put(planned: PlannedTensor, buffers: ReplacedBuffers, known: Tensor | None) -> Applied:
-    """Put into the tensor's places what takes its place."""
+def _put(
+    planned: PlannedTensor, buffers: ReplacedBuffers, known: Tensor | None
+) -> tuple[Tensor, bool]:
+    """Put into the tensor's places what takes its place; return that, and whether it is new."""
     old, conversion = planned.tensor, planned.conversion
     if conversion is None:
         now = replacement(old)
@@ -135,7 +133,7 @@ def _put(planned: PlannedTensor, buffers: ReplacedBuffers, known: Tensor | None)
             buffers.remember(old, conversion.digest, now)
     if now is not old:
         _replace(planned, now)
-    return planned, now, conversion is not None and known is None
+    return now, conversion is not None and known is None
 
 
 def _replace(planned: PlannedTensor, new: Tensor) -> None:
@@ -154,8 +152,8 @@ def _assign_by_its_class(owner: Module, name: str, new: Tensor) -> None:
     def forward() -> None:
         setattr(owner, name, new)
 
-    frame = sys._getframe()
-    token = under_way.set(Assignment(forward, owner, "__setattr__", name, new, frame))
+    # The frame in no variable, or it would hold itself and the Parameter until a collection.
+    token = under_way.set(Assignment(forward, owner, "__setattr__", name, new, sys._getframe()))
     try:
         forward()
     finally:
@@ -166,7 +164,8 @@ class ReplacedBuffers:
     """The buffers that one scope or call has replaced by global ones, so that ties stay ties."""
 
     def __init__(self) -> None:
-        # OneFlow's tensors take no weak reference; the old one is kept so that its id stays its.
+        # OneFlow's tensors take no weak reference. The old one is kept, because another tensor
+        # could have its id afterwards.
         self._pairs: dict[int, tuple[Tensor, bytes, Tensor]] = {}
 
     def has(self, old: Tensor) -> bool:

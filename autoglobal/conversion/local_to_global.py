@@ -58,8 +58,8 @@ def local_to_global(
         UnusedRuleWarning: a pattern of ``sbp`` matched nothing.
         TiedRulesWarning: the rules differ over a tensor that is tied; the first met is taken.
     """
-    check_module(module, "local_to_global")
     check_names("local_to_global", options)
+    check_module(module, "local_to_global")
     check_flag("progress", progress)
     spec = GlobalSpec(placement, sbp, **options)
     session, label = Session(spec), type(module).__name__

@@ -197,8 +197,9 @@ class _Follow:
         if self._states:
             batch = [state.conversion(kind) for state, kind in zip(self._states, self._kinds)]
             proposal = self._proposal()
-            placements = [f"placement={one.layout.placement}" for one in batch]
-            proposal.options = list(dict.fromkeys(placements))
+            asked = dict.fromkeys((one.layout, one.sbp) for one in batch)
+            for layout, sbp in asked:
+                proposal.options += [f"placement={layout.placement}", f"sbp={show_sbp(sbp)}"]
             # A shard needs no more agreement: its logical shape is the Parameter's.
             convert_batch([one for one in batch if one.state != "shard"], proposal)
             for state, conversion in zip(self._states, batch):

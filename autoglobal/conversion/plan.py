@@ -24,7 +24,10 @@ Place = tuple[Module, str, str]  # a module, one of its stores, a name in it
 
 
 class ByRule(NamedTuple):
-    """By which rule a tensor has become global; with the tensor, so that its id stays its."""
+    """By which rule a tensor has become global.
+
+    The tensor is held, because another one could have its id afterwards.
+    """
 
     spec: GlobalSpec
     pattern: str
@@ -162,15 +165,22 @@ class Plan:
 
         Below an instance of a class that states its layout, that is what counts.
         """
-        for node in walk(module, path, root=root, spec=self.spec, again=True):
+        for node in walk(module, path, root=root, spec=self.spec, again=True, rings=True):
+            self._look_for_ddp(node.label, node.module)
             if node.again:
                 self._compare_own(node)
             else:
-                self.add_own(node)
+                self._add_own(node)
 
-    def add_own(self, node: Node, names: Iterable[str] | None = None) -> None:
-        """Take in what one module itself holds, under these names or under all."""
-        self._look_for_ddp(node.label, node.module)
+    def add_names(self, root: str, module: Module, path: str, names: Iterable[str]) -> None:
+        """Take in what one module itself holds under these names."""
+        node = Node(root, path, module, self.spec)
+        # Not as its class states, because such a class has converted what is its own by itself.
+        node.spec, node.rule_path = self.spec, path
+        self._look_for_ddp(node.label, module)
+        self._add_own(node, names)
+
+    def _add_own(self, node: Node, names: Iterable[str] | None = None) -> None:
         for kind, which in TENSOR_STORES:
             for name, tensor in store(node.module, which).items():
                 if (names is None or name in names) and tensor is not None and not tensor.is_lazy:
@@ -267,7 +277,7 @@ class Plan:
                 f"it before, under a shorter path, and {before.pattern!r} has decided. Write "
                 "when='exit' for rules by path, or a pattern of the form 'OwnerClass.attribute'",
             )
-        # A pattern that stands for a tensor which is kept is no slip of the pen.
+        # A pattern counts as used where it matches a tensor that is kept.
         if pattern is not None:
             self._use(met, pattern)
         if id(tensor) not in self._own:

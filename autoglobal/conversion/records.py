@@ -148,15 +148,15 @@ class Records:
         Met is what lies below a module that is assigned. A global Parameter or buffer that is
         assigned by itself passes unseen unless ``existing`` is another than ``"keep"``: to look
         at it would cost every such assignment. What the scope itself has made global is in
-        ``converted`` alone. Whoever is met twice is told once, with the path of the last time.
+        ``converted`` alone. One that is met twice is listed once, with the path of the last time.
         """
         return [one for _, one in self._unchanged.values() if isinstance(one, Kept)]
 
     @property
     def left(self) -> list[Left]:
-        """What was met and is still local, each with the reason; met and told as in ``kept``.
+        """What was met and is still local, each with the reason; met and listed as in ``kept``.
 
-        One that was made global afterwards under the same name is told in ``converted`` alone.
+        One that was made global afterwards under the same name is listed in ``converted`` alone.
         Tensors that lie in a list or are attributes of a module that is assigned are not met.
         """
         return [one for _, one in self._unchanged.values() if isinstance(one, Left)]

@@ -48,7 +48,7 @@ class Session:
         self._used: set[str] = set()
         self._conflicts: list[str] = []
         self._late: dict[str, str] = {}
-        self._parted = False  # the ranks have met for the last time in this one
+        self._parted = False  # the last agreement of this session has taken place
         self._watches = False  # for errors of OneFlow's own, inside of running()
         self._oneflows: BaseException | None = None  # such an error
 
@@ -78,11 +78,12 @@ class Session:
         has to be known before anything is sent. Where the conversion fails afterwards the module
         is as it was before.
         """
-        plan = self._planned(assignment)
+        plan, since = self._planned(assignment), self.records.count_converted()
         kind, module, name = assignment.kind, assignment.module, assignment.name
         uninitialized = False
         if plan.is_due:
             assignment.keep_before()
+            # On one rank nobody compares or sends, so that it makes no difference.
             if kind == "parameter" and world_size() > 1 and can_meet():
                 uninitialized = is_uninitialized(module, name, assignment.frame)
         token = under_way.set(assignment)
@@ -98,18 +99,18 @@ class Session:
         if kind == "module" and module.__dict__["_modules"].get(name) is not assignment.value:
             return result  # the class keeps it elsewhere, or keeps another one
         try:
-            done = self._apply(plan, "value", title, uninitialized=uninitialized)
+            changing, sent = self._apply(plan, "value", title, uninitialized=uninitialized)
         except BaseException:
             assignment.undo()
             raise
-        self._note(plan, title, *done)
+        self._note(plan, title, changing, since, sent)
         return result
 
     def _planned(self, assignment: Assignment) -> Plan:
         kind, module, name = assignment.kind, assignment.module, assignment.name
         root = type(module).__name__
-        own = () if self.spec.existing != "error" else self.not_existing(assignment)
-        plan = Plan(self.spec, own, self._by_rule)
+        exempt = self.not_existing(assignment) if self.spec.existing == "error" else ()
+        plan = Plan(self.spec, exempt, self._by_rule)
         if kind == "parameter" or kind == "buffer":
             plan.add_tensor(root, module, name, kind, assignment.value)
         else:
@@ -130,14 +131,14 @@ class Session:
             raise
 
     def not_existing(self, assignment: Assignment) -> Iterable[int]:
-        """The ids of global tensors that are no find for ``existing="error"``."""
+        """The ids of global tensors that ``existing="error"`` does not refuse."""
         if self.spec.existing != "error":
             return ()
         own, kind = set(self._own), assignment.kind
         if kind != "module" and kind is not None:
             held = store(assignment.module, STORE_OF[kind]).get(assignment.name)
             if held is not None and held.is_global:
-                # What is global goes on as such: an average that is updated.
+                # A global tensor takes the place of a global one, such as an updated average.
                 own.add(id(assignment.value))
         return own
 
@@ -149,55 +150,56 @@ class Session:
         ``what`` this is, and the ``path`` that it is about, is what messages say.
         """
         title = Statement(path, what)
-        # The plan is nobody else's, because it holds the tensors that are replaced.
+        # No caller holds the plan, because the plan holds the tensors that are replaced.
         plan = Plan(self.spec)
         take_in(plan)
         plan.settle()
         self._used |= plan.used
-        self._note(plan, title, *self._apply(plan, event, title, **how))
+        changing, sent = self._apply(plan, event, title, **how)
+        self._note(plan, title, changing, 0, sent)
 
     def _apply(
         self, plan: Plan, event: Event, title: Statement, **how: bool
-    ) -> tuple[list[PlannedTensor], int, bool]:
-        """Carry a plan out; return what changed, how many are new, and whether values were sent."""
+    ) -> tuple[list[PlannedTensor], bool]:
+        """Carry a plan out; return what has changed, and whether values were sent."""
         proposal = Proposal(event, title, self.spec.timeout)
         changing = plan.changing()
         try:
-            applied = apply_plan(changing, proposal, self._buffers, check=self.spec.check, **how)
+            apply_plan(changing, proposal, self._buffers, self._put, check=self.spec.check, **how)
         except DivergenceError:
             self._parted = True
             raise
         self._conflicts += plan.conflicts
-        made = 0
-        for planned, tensor, is_new in applied:
-            if self.spec.existing == "error":
-                self._own[id(tensor)] = tensor
-            if planned.pattern is not None:
-                by = ByRule(planned.spec, planned.pattern, planned.wish, tensor)
-                self._by_rule[id(tensor)] = by
-            if is_new:
-                self.records.add_converted(planned, tensor)
-                made += 1
-        return changing, made, proposal.sends_values
+        return changing, proposal.sends_values
+
+    def _put(self, planned: PlannedTensor, tensor: Tensor, is_new: bool) -> None:
+        """Note that ``tensor`` is in the places of a planned one now, and whether it is new."""
+        if self.spec.existing == "error":
+            self._own[id(tensor)] = tensor
+        if planned.pattern is not None:
+            by = ByRule(planned.spec, planned.pattern, planned.wish, tensor)
+            self._by_rule[id(tensor)] = by
+        if is_new:
+            self.records.add_converted(planned, tensor)
 
     def _note(
         self,
         plan: Plan,
         title: Statement,
         changing: Sequence[PlannedTensor] = (),
-        made: int = 0,
+        since: int = 0,
         sent: bool = False,
     ) -> None:
         """Record what has stayed as it was, and log what has been done.
 
-        ``made``: how many tensors were converted.
+        ``since``: how many tensors had been converted before.
         """
         unchanged = plan.unchanged(changing)
         stayed = self.records.add_unchanged(unchanged) if unchanged else 0
         if is_logged(DEBUG) and (stayed or plan.is_due):
-            new = self.records.converted[-made:] if made else []
-            nbytes, values = sum(one.nbytes for one in new), "sent" if sent else "not sent"
-            what = f"{made} made global, {nbytes} bytes here, values {values}"
+            made = self.records.converted[since:]
+            nbytes, values = sum(one.nbytes for one in made), "sent" if sent else "not sent"
+            what = f"{len(made)} made global, {nbytes} bytes here, values {values}"
             write_log(DEBUG, lambda: f"{title.text}: {what}; {stayed} stayed as they were")
 
     @contextmanager
@@ -272,6 +274,9 @@ class Session:
 def _depth_of_the_caller() -> int:
     """The ``stacklevel`` in the function that calls this of the nearest code that is not ours."""
     ours, level, frame = __name__.partition(".")[0], 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] == ours:
+    while frame.f_back is not None:
+        # Code that exec() runs may have no __name__.
+        if str(frame.f_globals.get("__name__")).partition(".")[0] != ours:
+            break
         frame, level = frame.f_back, level + 1
     return level

@@ -19,7 +19,6 @@ from .rules import SbpRules
 from .sbp import BROADCAST, NdSbp, show_sbp, split_axis
 
 Kind = Literal["parameter", "buffer"]
-KINDS: tuple[Kind, ...] = ("parameter", "buffer")
 Source = Literal["full", "shard"]
 When = Literal["assign", "exit"]
 Existing = Literal["keep", "error", "convert"]
@@ -147,19 +146,19 @@ _TYPES = get_type_hints(GlobalSpec)
 _CHOICES: dict[str, tuple[object, ...]] = {
     name: get_args(hint) for name, hint in _TYPES.items() if get_origin(hint) is Literal
 }
-# The options of what has no end, a class or a call.
-ENDLESS = [one for one in OPTIONS if one.name != "when"]
+# The options of a class and of a call. Neither has an end, so that there is no "when".
+CALL_OPTIONS = [one for one in OPTIONS if one.name != "when"]
 
 
 def takes_options(function: F) -> F:
-    """Show :data:`ENDLESS` one by one in the signature of a function that takes ``**options``."""
+    """Show :data:`CALL_OPTIONS` one by one in the signature of a function with ``**options``."""
     shown = inspect.signature(function)
     parameters = [one for one in shown.parameters.values() if one.kind is not one.VAR_KEYWORD]
     own = [one for one in parameters if one.kind is not one.KEYWORD_ONLY]
     keyword = inspect.Parameter.KEYWORD_ONLY
     more = [
         inspect.Parameter(one.name, keyword, default=one.default, annotation=_TYPES[one.name])
-        for one in ENDLESS
+        for one in CALL_OPTIONS
     ]
     new = shown.replace(parameters=[*own, *more, *parameters[len(own) :]])
     function.__signature__ = new  # type: ignore[attr-defined]
@@ -173,7 +172,7 @@ def takes_options(function: F) -> F:
 def check_names(function: str, options: Mapping[str, Any]) -> None:
     """Raise the TypeError of Python's own where a function has no such option."""
     for name in options:
-        if all(name != one.name for one in ENDLESS):
+        if all(name != one.name for one in CALL_OPTIONS):
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
 
 
@@ -230,7 +229,7 @@ def _check_placement(placement: Any) -> None:
 
 def _check_cuda(placement: Any, ranks: list[int], world: int) -> None:
     devices = flow.cuda.device_count() if flow.cuda.is_available() else 0
-    # Looked at for all ranks, not this one alone, so that no rank goes on and waits for it.
+    # For all ranks and not this one alone, or the others would go on and wait for this one.
     per_node = max(1, world // flow.env.get_node_size())
     needed = max(rank % per_node for rank in ranks) + 1
     if devices < needed:

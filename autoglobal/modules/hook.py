@@ -1,8 +1,9 @@
 """The hook on ``oneflow.nn.Module``, put on and taken off with wrapt, and what it sees.
 
-The only file that imports wrapt. The hook decides whether a call concerns a scope, never what
-happens then. What it puts on is a plain function, not a wrapt ``FunctionWrapper``: it costs a
-plain attribute about a tenth where a ``FunctionWrapper`` doubles the time (``make bench``).
+The only file that patches OneFlow, which it does with wrapt. The hook decides whether a call
+concerns a scope, never what happens then. What it puts on is a plain function, not a wrapt
+``FunctionWrapper``: it costs a plain attribute about a tenth where a ``FunctionWrapper`` doubles
+the time (``make bench``).
 """
 
 from __future__ import annotations
@@ -75,10 +76,9 @@ class Assignment:
             (transient.add if self._was_transient else transient.discard)(self.name)
 
 
-Kind = Literal["parameter", "buffer", "module"]
-
-
-def _kind_of(module: Any, method: str, name: Any, value: Any) -> Kind | None:
+def _kind_of(
+    module: Any, method: str, name: Any, value: Any
+) -> Literal["parameter", "buffer", "module"] | None:
     """What OneFlow registers a value as in a call of this method of ``nn.Module``."""
     if not isinstance(module, Module):
         return None
@@ -142,7 +142,7 @@ def _setattr_hook(wrapped: Wrapper, find: Find, method: str) -> Wrapper:
     # No lambda below: a variable that it captures makes every call of the hook slower.
     @wraps(wrapped)
     def __setattr__(self: Any, name: str, value: Any) -> Any:
-        # The quick ways out, the most hurried first.
+        # The quick ways out; the first is for what is assigned in the longest loops.
         kind = type(value)
         if kind in _TENSORS:
             if value.is_global and not _watchers:
@@ -151,8 +151,8 @@ def _setattr_hook(wrapped: Wrapper, find: Find, method: str) -> Wrapper:
             return wrapped(self, name, value)
         if (handler := _handler_for(find, self, name, value)) is None:
             return wrapped(self, name, value)
-        forward, frame = partial(wrapped, self, name, value), sys._getframe(1)
-        return handler.on_assign(Assignment(forward, self, method, name, value, frame))
+        forward = partial(wrapped, self, name, value)
+        return handler.on_assign(Assignment(forward, self, method, name, value, sys._getframe(1)))
 
     return __setattr__
 
@@ -182,8 +182,7 @@ def _register_hook(wrapped: Wrapper, find: Find, method: str, keyword: str) -> W
             value, self, name = call.get(keyword), call.get("self"), call.get("name")
         if (handler := _handler_for(find, self, name, value)) is None:
             return forward()
-        frame = sys._getframe(1)
-        return handler.on_assign(Assignment(forward, self, method, name, value, frame))
+        return handler.on_assign(Assignment(forward, self, method, name, value, sys._getframe(1)))
 
     return register
 

@@ -83,14 +83,15 @@ def walk(
     root: str = "",
     spec: GlobalSpec | None = None,
     again: bool = False,
+    rings: bool = False,
     skip: Callable[[Module], Container[str]] | None = None,
 ) -> Iterator[Node]:
     """The module and all below it, each once, in the order in which they are registered.
 
     ``again``: what has several names comes under each of them. Below a module that was met before
     each module comes once more, however many ways lead to it, so that layers shared over and over
-    do not take for ever; and a way back up is none. ``skip`` gives the names of a module that are
-    not to be followed.
+    do not take for ever. ``rings``: so does a module that one of its own children holds, and what
+    is below it. ``skip`` gives the names of a module that are not to be followed.
     """
     met: set[int] = set()
     waiting = [(Node(root, path, module, spec), met)]
@@ -103,7 +104,7 @@ def walk(
             children = node.children(() if skip is None else skip(node.module))
             waiting.extend((child, known) for child in reversed([*children]))
         elif again and known is met:
-            above = node.ancestors()
+            above = set() if rings else node.ancestors()
             if id(node.module) not in above:
                 waiting.append((node, above))
 

@@ -88,7 +88,8 @@ class ActiveScope(Frame, Records):
                 elif error is None:
                     session.meet("close", what)
         finally:
-            # The record stays for as long as somebody wants it, and needs none of these.
+            # The record may stay for long, and needs none of these.
             self.handler = self.deferred = None
+            del self._session
         if error is None:
             session.warn()

@@ -11,7 +11,7 @@ from .._text import short_repr
 from ..conversion.session import Session
 from ..errors import ConversionError, SpecTypeError
 from ..layout.sbp import BROADCAST
-from ..layout.spec import ENDLESS, GlobalSpec, Options, takes_options
+from ..layout.spec import CALL_OPTIONS, GlobalSpec, Options, takes_options
 from ..modules.decorated import decorate
 from ..modules.hook import Assignment, watch_global
 from ..modules.registry import has_own_methods
@@ -212,7 +212,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
                 f"when={short_repr(value)}. Write @global_scope(..., when='exit') on the function "
                 "that builds the module"
             )
-        known = [one.name for one in ENDLESS]
+        known = [one.name for one in CALL_OPTIONS]
         if name not in known:
             raise SpecTypeError(
                 f"auto_global has no option {name!r}. Received: {name}={short_repr(value)}. "

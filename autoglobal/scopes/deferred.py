@@ -9,10 +9,11 @@ from weakref import ref
 
 from .._compat import Module
 from ..conversion.plan import Plan
+from ..conversion.records import mark
 from ..conversion.session import Session
 from ..modules.hook import Assignment
 from ..modules.registry import join, store
-from ..modules.tree import Node, walk
+from ..modules.tree import walk
 
 
 class Deferred:
@@ -27,9 +28,13 @@ class Deferred:
         """Let OneFlow register what is assigned, and remember the name."""
         if assignment.kind is None:
             return self._session.pass_by(assignment)
-        goes_on = id(assignment.value) in self._session.not_existing(assignment)
-        result = assignment.forward()
-        (self.forget if goes_on else self._add)(assignment.module, assignment.name)
+        start = mark()
+        try:
+            is_update = id(assignment.value) in self._session.not_existing(assignment)
+            result = assignment.forward()
+        finally:
+            self._session.records.add_cost(start)
+        (self.forget if is_update else self._add)(assignment.module, assignment.name)
         return result
 
     def _add(self, module: Module, name: str) -> None:
@@ -60,7 +65,7 @@ class Deferred:
             label = type(root).__name__
             for node in walk(root, skip=self._names_of):
                 names = self._names_of(node.module)
-                plan.add_own(Node(label, node.path, node.module, plan.spec), names)
+                plan.add_names(label, node.module, node.path, names)
                 for name, child in store(node.module, "_modules").items():
                     if child is not None and name in names:
                         plan.add_tree(label, child, join(node.path, name))

@@ -47,7 +47,7 @@ def _current_task() -> Any:
 class Frame:
     """One open scope. With ``is_local``, as ``local_scope`` opens, nothing is converted.
 
-    ``deferred`` is what is to be converted as the scope ends, where that is how it works.
+    ``deferred`` is what is to be converted as the scope ends, with ``when="exit"``.
     """
 
     handler: Handler | None = None
@@ -135,7 +135,7 @@ def find(module: Module) -> Handler | None:
     if frame.is_local:
         return frame.handler
     own = handler_of(type(module))
-    # A class that states its layout keeps it, one that follows follows the scope.
+    # A class that states its layout keeps it. One that has none of its own takes the scope's.
     return frame.handler if own is None or own.spec is None else own
 
 

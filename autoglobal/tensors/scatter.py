@@ -44,7 +44,7 @@ def scatter(conversions: Sequence[TensorConversion], alive: Callable[[], None]) 
     """
     for window in _windows(conversions):
         _Window(window).carry()
-        # Nothing of this waits; without an end to it all of it could lie in memory at once.
+        # These calls return at once. Without a wait all windows could be in memory together.
         if len(window) < len(conversions):
             sync()
             alive()

@@ -25,6 +25,7 @@ from tests.helpers.support import (
     assert_global,
     assert_local,
     counted,
+    linear,
     parameter,
     tensor,
 )
@@ -176,3 +177,22 @@ def test_an_rnn_below_a_class_that_states_its_layout(P):
         m.layer = layer
     assert all(weight.sbp == (S0,) for weight in layer.rnn.parameters())
     assert all(one is two for one, two in zip(layer.rnn._flat_weights, layer.rnn.parameters()))
+
+
+class Choosy(nn.Module):
+    """Takes a local Parameter, and refuses the global one that is to take its place."""
+
+    def __setattr__(self, name, value):
+        if isinstance(value, nn.Parameter) and value.is_global:
+            raise ValueError("no global one here")
+        super().__setattr__(name, value)
+
+
+def test_what_has_been_put_before_a_class_refuses_is_in_the_record(P):
+    sub = Model()
+    sub.first, sub.choosy = linear(A), Choosy()
+    sub.choosy.last = parameter(A)
+    m = Model()
+    with global_scope(P, B) as scope, pytest.raises(ValueError, match="no global one"):
+        m.sub = sub
+    assert "sub.first.weight" in [one.path for one in scope.converted]

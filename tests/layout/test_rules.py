@@ -311,3 +311,13 @@ def test_one_module_under_two_names(P):
         local_to_global(m, P, {"encoder.*": S0, "decoder.*": B})
     assert "Model.decoder.weight" in "".join(str(one.message) for one in caught)
     assert m.encoder.weight.sbp == (S0,)
+
+
+def test_a_ring_of_modules_is_a_tie(P):
+    """What a child holds of its parent has another path, and may have another rule."""
+    m = Model()
+    m.child, m.weight = Model(), parameter(W)
+    m.child.parent = m
+    with pytest.warns(TiedRulesWarning, match=r"Model\.weight and Model\.child\.parent\.weight"):
+        local_to_global(m, P, {"weight": S0, "*": B})
+    assert_global(m.weight, W, P, S0)

@@ -279,3 +279,37 @@ def test_a_last_star_may_have_nothing_to_do(P):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         local_to_global(linear(W), P, {"weight": S0, "*": B})
+
+
+RULES = {"nothing": S0, "*": B}
+
+
+def in_a_block(P):
+    with global_scope(P, RULES):
+        pass
+
+
+def in_a_function(P):
+    @global_scope(P, RULES)
+    def build():
+        pass
+
+    build()
+
+
+def in_a_call(P):
+    local_to_global(Model(), P, RULES)
+
+
+@pytest.mark.parametrize("action", [in_a_block, in_a_function, in_a_call])
+def test_a_warning_names_the_line_of_the_caller(P, action):
+    with pytest.warns(UnusedRuleWarning) as caught:
+        action(P)
+    assert [one.filename for one in caught] == [__file__]
+
+
+def test_a_warning_reaches_code_that_has_no_name(P):
+    """Such code is run by ``exec`` with globals of its own."""
+    code = "with global_scope(P, RULES):\n    pass"
+    with pytest.warns(UnusedRuleWarning):
+        exec(code, {"global_scope": global_scope, "P": P, "RULES": RULES})

@@ -225,3 +225,17 @@ def test_the_memory_of_what_was_converted(P, when):
     kept = [cycle() for _ in range(4)]
     assert len(kept) == 4
     assert len(scopes) == times + 8
+
+
+@pytest.mark.parametrize("when", ["assign", "exit"])
+def test_a_closed_scope_goes_by_reference_counts(P, when):
+    m = Model()
+    gc.disable()
+    try:
+        with global_scope(P, B, when=when) as scope:
+            m.new = parameter(counted(8, 4))
+        gone = weakref.ref(scope)
+        del scope
+        assert gone() is None
+    finally:
+        gc.enable()
