@@ -94,7 +94,7 @@ class Session:
         label = f"{type(module).__name__}.{name}"
         title = Statement(label, f"the assignment of {label}")
         if not plan.is_due:
-            self._note(plan, title)
+            self._note(plan, title, (), since)
             return result
         if kind == "module" and module.__dict__["_modules"].get(name) is not assignment.value:
             return result  # the class keeps it elsewhere, or keeps another one
@@ -186,8 +186,8 @@ class Session:
         self,
         plan: Plan,
         title: Statement,
-        changing: Sequence[PlannedTensor] = (),
-        since: int = 0,
+        changing: Sequence[PlannedTensor],
+        since: int,
         sent: bool = False,
     ) -> None:
         """Record what has stayed as it was, and log what has been done.
