@@ -9,8 +9,9 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
-from autoglobal import global_scope
+from autoglobal import auto_global, global_scope
 from autoglobal.modules.uninitialized import is_uninitialized
+from autoglobal.ranks.collectives import all_gather, traffic
 from tests.helpers.support import S0, B, Model, as_array, assert_global, counted, parameter, tensor
 
 LAYERS = {
@@ -102,3 +103,22 @@ def test_values_that_are_given_are_the_first_ranks(P, rank, sbp):
         m.layer.weight = parameter(counted(8, 8, start=100 * rank))
     assert_global(m.table.weight, counted(8, 4), P, sbp)
     assert_global(m.layer.weight, counted(8, 8), P, sbp)
+
+
+@pytest.mark.ranks(2)
+def test_an_instance_of_a_decorated_layer_sends_nothing_but_the_agreement(P, rank):
+    """The hook on a class sees the layer's own constructor as the one on Module does."""
+
+    @auto_global(P, B)
+    class Layer(nn.Linear):
+        pass
+
+    flow.manual_seed(rank)  # an initialiser on a broadcast tensor gives the same on all ranks
+    before = traffic.sent
+    layer = Layer(8, 8)
+    assert traffic.sent - before == 2 * 64, "the weight and the bias, a short message each"
+    for value in layer.parameters():
+        own = as_array(value.to_local())
+        assert np.isfinite(own).all()
+        others = all_gather([int(one) for one in own.view(np.int32).ravel()])
+        assert others[0] == others[1]
