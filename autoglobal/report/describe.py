@@ -1,4 +1,4 @@
-"""``describe``: what a module holds, where, and what of it on this rank."""
+"""The report on a module, and ``describe``, which makes it."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Report:
             "rows": [row.to_dict() for row in self.rows],
             "attributes": [row.to_dict() for row in self.attributes],
             "totals": [total.to_dict() for total in self.totals],
-            "warnings": [one.to_dict() for one in self.warnings],
+            "warnings": [warning.to_dict() for warning in self.warnings],
         }
 
     def text(self) -> str:

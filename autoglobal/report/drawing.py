@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 _GAP = 16
 _CELL_WIDTH, _CELL_HEIGHT = 30, 20
-_SHOWN = 8  # ranks along a dimension of a placement
-_COLUMNS = 3
-_GRIDS = 4  # of a placement
+_SHOWN = 8  # ranks along a dimension of a placement, at most
+_COLUMNS = 3  # tensors side by side, at most
+_GRIDS = 4  # of one placement, at most
 
 
 def draw(report: Report, path: Any, limit: Any) -> None:
@@ -71,8 +71,8 @@ def svg(report: Report, limit: int) -> str:
     canvas.text(_GAP, 34, shortened(printable(title), width - 2 * _GAP, 16), "strong", size=16)
     placements = [total.placement for total in report.totals if total.placement is not None]
     names = {placement: _name(index) for index, placement in enumerate(placements)}
-    legends = [_legend(name, one, report.world_size) for one, name in names.items()]
-    bottom = _flow(canvas, legends, width, 52)
+    legends = [_legend(name, place, report.world_size) for place, name in names.items()]
+    bottom = _place_legends(canvas, legends, width, 52)
     panels = [panel_of(row, names.get(row.placement, "")) for row in report.rows[:limit]]
     for first in range(0, len(panels), columns):
         line = panels[first : first + columns]
@@ -110,8 +110,16 @@ def _notes(report: Report, limit: int) -> list[str]:
     return [*key, f"Not drawn (limit={limit}): {len(left_out)} more, {names}"]
 
 
-def _flow(canvas: Canvas, legends: Sequence[_Box], width: float, top: float) -> float:
-    """Put the placements side by side as far as they fit; return where they end."""
+class _Drawing(NamedTuple):
+    """Something drawn, and how large it is."""
+
+    canvas: Canvas
+    width: float
+    height: float
+
+
+def _place_legends(canvas: Canvas, legends: Sequence[_Drawing], width: float, top: float) -> float:
+    """Put the placements side by side as far as they fit; return their lower edge."""
     x, y, highest = float(_GAP), top, 0.0
     for legend in legends:
         if x > _GAP and x + legend.width > width - _GAP:
@@ -121,16 +129,8 @@ def _flow(canvas: Canvas, legends: Sequence[_Box], width: float, top: float) -> 
     return y + highest
 
 
-class _Box(NamedTuple):
-    """Something drawn, and how large it is."""
-
-    canvas: Canvas
-    width: float
-    height: float
-
-
-def _legend(name: str, placement: Any, world_size: int) -> _Box:
-    """A placement: its name, and a grid of its ranks with its dimensions."""
+def _legend(name: str, placement: Any, world_size: int) -> _Drawing:
+    """The drawing of a placement: a name, and a grid of ranks with the dimensions."""
     canvas, layout = Canvas(), layout_of(placement)
     size = " x ".join(map(str, layout.hierarchy))
     heading = f"{name}: {placement.type}, {size} rank{'s' * (len(layout.members) > 1)}"
@@ -138,7 +138,7 @@ def _legend(name: str, placement: Any, world_size: int) -> _Box:
     if outside:
         heading += f", not on {show_ranks(outside)}"
     canvas.text(0, 12, heading, "strong")
-    # Of more than two dimensions each grid shows the last two.
+    # Each grid shows the last two dimensions, because it has no more than two.
     outer = layout.hierarchy[:-2]
     indices = list(product(*map(range, outer)))
     x, height = 0.0, 0.0
@@ -149,10 +149,10 @@ def _legend(name: str, placement: Any, world_size: int) -> _Box:
     if len(indices) > _GRIDS:
         canvas.text(x, 60, f"... {len(indices) - _GRIDS} more", "soft")
         x += 80
-    return _Box(canvas, max(x, text_width(heading, 11)), 20 + height + _GAP)
+    return _Drawing(canvas, max(x, text_width(heading, 11)), 20 + height + _GAP)
 
 
-def _grid(ranks: Any, index: tuple[int, ...]) -> _Box:
+def _grid(ranks: Any, index: tuple[int, ...]) -> _Drawing:
     """The last one or two dimensions of a placement, at an index of those before."""
     canvas, first = Canvas(), len(index)
     caption = f"dimension{'s' * (ranks.ndim > 1)} {first} "
@@ -163,16 +163,16 @@ def _grid(ranks: Any, index: tuple[int, ...]) -> _Box:
         caption = f"[{', '.join(map(str, index))}, :, :]: {caption}"
     canvas.text(0, 11, caption, "soft", size=10)
     table = ranks if ranks.ndim == 2 else ranks[None]
-    rows, columns = _some(table.shape[0]), _some(table.shape[1])
+    rows, columns = _shown(table.shape[0]), _shown(table.shape[1])
     for down, row in enumerate(rows):
         for across, column in enumerate(columns):
             rank = None if row is None or column is None else int(table[row, column])
-            _cell(canvas, across * _CELL_WIDTH, 16 + down * _CELL_HEIGHT, rank)
+            _draw_rank(canvas, across * _CELL_WIDTH, 16 + down * _CELL_HEIGHT, rank)
     width = max(len(columns) * _CELL_WIDTH, text_width(caption, 10))
-    return _Box(canvas, width, 16 + len(rows) * _CELL_HEIGHT)
+    return _Drawing(canvas, width, 16 + len(rows) * _CELL_HEIGHT)
 
 
-def _cell(canvas: Canvas, x: float, y: float, rank: int | None) -> None:
+def _draw_rank(canvas: Canvas, x: float, y: float, rank: int | None) -> None:
     if rank is None:
         canvas.text(x + 8, y + 13, "...", "soft")
         return
@@ -180,8 +180,8 @@ def _cell(canvas: Canvas, x: float, y: float, rank: int | None) -> None:
     canvas.centred(x + _CELL_WIDTH / 2, y + _CELL_HEIGHT / 2, str(rank), 11)
 
 
-def _some(count: int) -> list[int | None]:
-    """The indices that are shown of so many, None for those in between."""
+def _shown(count: int) -> list[int | None]:
+    """The indices that are shown of ``count``; None stands for those left out."""
     if count <= _SHOWN:
         return [*range(count)]
     return [*range(_SHOWN - 2), None, count - 1]

@@ -10,7 +10,7 @@ from .._text import printable
 from ..layout.placement import Part, Shape, layout_of, show_ranks
 from ..layout.sbp import PARTIAL_SUM, NdSbp, show_sbp, split_axis
 from .rows import Row, kind_of
-from .svg import NOBODYS, Canvas, colour, cut, hint, number, shortened, text_width
+from .svg import NEUTRAL, Canvas, colour, cut, hint, number, shortened, text_width
 
 WIDTH = 300
 _EDGE = 14  # between a panel's frame and what is in it
@@ -24,16 +24,19 @@ _SIZES = (12, 11, 10, 9, 8, 7)  # of the text in a part
 
 
 class Panel(NamedTuple):
-    """What is drawn of one tensor, and how high it is."""
+    """The drawing of one tensor, and its height."""
 
     canvas: Canvas
     height: float
 
 
-def panel_of(row: Row, place: str) -> Panel:
-    """The picture of one tensor; ``place`` names its placement."""
+def panel_of(row: Row, placement_name: str) -> Panel:
+    """The picture of one tensor."""
     canvas = Canvas()
-    layout = f"local, {row.device}" if row.sbp is None else f"{show_sbp(row.sbp)} on {place}"
+    if row.sbp is None:
+        layout = f"local, {row.device}"
+    else:
+        layout = f"{show_sbp(row.sbp)} on {placement_name}"
     for y, text, kind in (
         (22, row.path, "strong"),
         (38, f"{row.owner}, {kind_of(row)}", "soft"),
@@ -55,21 +58,22 @@ def panel_of(row: Row, place: str) -> Panel:
 
 
 def frame(panel: Panel, height: float) -> None:
-    """Put a frame of this height around it."""
+    """Put a frame of this height around a panel."""
     panel.canvas.box(0.5, 0.5, WIDTH - 1, height - 1, "panel", rx="6")
 
 
-def drawn_axes(shape: Shape, sbp: NdSbp) -> tuple[int, ...]:
-    """The axes of a tensor that are drawn, two at most: those that are cut before others."""
-    cut = dict.fromkeys(axis for one in sbp if (axis := split_axis(one)) is not None)
-    return tuple(sorted([*cut, *(axis for axis in range(len(shape)) if axis not in cut)][:2]))
+def drawn_axes(shape: Shape, nd_sbp: NdSbp) -> tuple[int, ...]:
+    """The axes of a tensor that are drawn, two at most: split ones before others."""
+    split = dict.fromkeys(axis for sbp in nd_sbp if (axis := split_axis(sbp)) is not None)
+    others = (axis for axis in range(len(shape)) if axis not in split)
+    return tuple(sorted([*split, *others][:2]))
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What can be seen of parts along the axes that are drawn, the first of them down.
+    """The parts that a picture shows in one place: a range of each axis that is drawn.
 
-    There are several parts in one that are apart along another axis.
+    The first axis goes down. Parts that differ only along an axis that is not drawn share a cell.
     """
 
     starts: Shape
@@ -78,11 +82,11 @@ class Cell:
 
     @property
     def label(self) -> str:
-        """Who holds it, with ``|`` between the parts."""
+        """The ranks that hold it, with ``|`` between the parts."""
         return " | ".join(part.holders for part in self.parts)
 
     @property
-    def first(self) -> int:
+    def first_rank(self) -> int:
         return min(part.ranks[0] for part in self.parts)
 
     @property
@@ -91,7 +95,7 @@ class Cell:
 
 
 def cells_of(parts: Sequence[Part], axes: tuple[int, ...]) -> list[Cell]:
-    """The cells row by row; what has one axis is one row."""
+    """The cells row by row; a single axis makes a single row."""
     cells: dict[tuple[Shape, Shape], Cell] = {}
     for part in parts:
         starts = tuple(part.starts[axis] for axis in axes)
@@ -116,12 +120,12 @@ def _parts(row: Row) -> list[Part]:
 
 
 def _scalar(canvas: Canvas, row: Row) -> tuple[float, list[str]]:
-    """Draw a tensor without axes; return where it ends, and what there is to say of it."""
+    """Draw a tensor without axes; return its lower edge, and the notes on it."""
     x, y = _LEFT + 10, _TOP - 8
     if row.placement is None:
         canvas.dot(x, y, 7, "line local")
         canvas.text(x + 18, y + 4, "local", "soft")
-    for part in _parts(row):  # one, since there is nothing to split
+    for part in _parts(row):  # a single part, because there is no axis to split
         kind = "part sum" if len(part.summands) > 1 else "part"
         hint(canvas.dot(x, y, 7, kind, fill=_colour(part, alone=True)), _slices(part))
         canvas.text(x + 18, y + 4, part.holders)
@@ -129,7 +133,7 @@ def _scalar(canvas: Canvas, row: Row) -> tuple[float, list[str]]:
 
 
 def _tensor(canvas: Canvas, row: Row) -> tuple[float, list[str]]:
-    """The same for a tensor that has axes."""
+    """Draw a tensor that has axes; return its lower edge, and the notes on it."""
     axes = drawn_axes(row.shape, row.sbp or ())
     logical = tuple(row.shape[axis] for axis in axes)
     cells = cells_of(_parts(row), axes)
@@ -138,16 +142,16 @@ def _tensor(canvas: Canvas, row: Row) -> tuple[float, list[str]]:
     hidden = ", ".join(str(axis) for axis in range(len(row.shape)) if axis not in axes)
     notes = [f"axes not drawn: {hidden}"] if hidden else []
     if row.placement is None or 0 in row.shape:
-        who = "local" if row.placement is None else show_ranks(layout_of(row.placement).members)
+        holders = "local" if row.placement is None else show_ranks(layout_of(row.placement).members)
         canvas.box(_LEFT, _TOP, width, height, "line local")
-        text = f"{who}{': no elements' * (0 in row.shape)}"
+        text = f"{holders}{': no elements' * (0 in row.shape)}"
         canvas.text(_LEFT + 8, _TOP + 20, text, "soft")
         return _TOP + height, notes
     if any(len(cell.parts) > 1 for cell in cells):
         notes.append("| between what is cut along these")
     scale = width / logical[-1], height / (logical[0] if len(logical) == 2 else 1)
     boxes = [_box(cell, scale) for cell in cells]
-    size = next((one for one in _SIZES if all(_fits(box, one) for box in boxes)), None)
+    size = next((size for size in _SIZES if all(_fits(box, size) for box in boxes)), None)
     for box in boxes:
         _draw(canvas, box, size, alone=len(boxes) == 1)
     if size is None:
@@ -156,13 +160,13 @@ def _tensor(canvas: Canvas, row: Row) -> tuple[float, list[str]]:
 
 
 def _in_order(cells: Sequence[Cell]) -> str:
-    if all(cell.label == str(cell.first) for cell in cells):
-        return show_ranks([cell.first for cell in cells])
+    if all(cell.label == str(cell.first_rank) for cell in cells):
+        return show_ranks([cell.first_rank for cell in cells])
     return "; ".join(cell.label for cell in cells)
 
 
 def _size(logical: tuple[int, ...], cells: Sequence[Cell]) -> tuple[float, float]:
-    """The width and the height: in proportion, as far as that can be seen and written in."""
+    """The width and the height: in proportion, as far as the labels have room in the cells."""
     rows, columns = (max(1, len({cell.starts[axis] for cell in cells})) for axis in (0, 1))
     longest = max((text_width(cell.label, 9) for cell in cells), default=0) + 8
     if len(logical) == 1:
@@ -201,7 +205,7 @@ def _box(cell: Cell, scale: tuple[float, float]) -> _Box:
 
 
 def _fits(box: _Box, size: float) -> bool:
-    """Whether the label can be written into it, from left to right or upwards."""
+    """Whether the label has room in the box, from left to right or upwards."""
     long, high = text_width(box.cell.label, size) + 4, size + 2
     return min(box.width, box.height) >= high and max(box.width, box.height) >= long
 
@@ -217,8 +221,8 @@ def _draw(canvas: Canvas, box: _Box, size: float | None, alone: bool) -> None:
 
 
 def _colour(part: Part, alone: bool) -> str:
-    """That of its first rank; what all ranks hold is nobody's."""
-    return NOBODYS if alone and len(part.ranks) > 1 else colour(part.ranks[0])
+    """The colour of the first rank; a neutral one where several hold the only part."""
+    return NEUTRAL if alone and len(part.ranks) > 1 else colour(part.ranks[0])
 
 
 def _slices(part: Part) -> str:

@@ -66,7 +66,7 @@ class Row:
             "component": list(self.component),
             "dtype": self.dtype_name,
             "placement": placement_dict(self.placement),
-            "sbp": None if self.sbp is None else [show_sbp((one,)) for one in self.sbp],
+            "sbp": None if self.sbp is None else [show_sbp((sbp,)) for sbp in self.sbp],
             "device": self.device,
             "nbytes": self.nbytes,
         }
@@ -120,11 +120,11 @@ def totals_of(rows: Iterable[Row]) -> tuple[Total, ...]:
     return tuple(
         Total(
             placement,
-            tensors=len(there),
-            nbytes=sum(row.nbytes for row in there),
-            logical_nbytes=sum(row.logical_nbytes for row in there),
+            tensors=len(group),
+            nbytes=sum(row.nbytes for row in group),
+            logical_nbytes=sum(row.logical_nbytes for row in group),
         )
-        for placement, there in by_placement.items()
+        for placement, group in by_placement.items()
     )
 
 
@@ -168,7 +168,7 @@ def _show_ranks(ranks: Any) -> str:
 
 
 def placement_dict(placement: Any) -> dict[str, Any] | None:
-    """Its device type and its ranks, nested as its dimensions are."""
+    """The device type of a placement and its ranks, nested as its dimensions are."""
     if placement is None:
         return None
     return {"type": placement.type, "ranks": placement.ranks.tolist()}

@@ -1,4 +1,4 @@
-"""The elements of a picture, as far as it needs them: text, boxes, and where it ends."""
+"""The elements of an SVG picture: text, boxes and dots in groups, and the page around them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from xml.etree import ElementTree
 
 from .._text import printable
 
-CHARACTER = 0.61  # of the font size: the width of one in a monospaced font
+_CHARACTER = 0.61  # its width in a monospaced font, as a part of the font size
 _PALETTE = (
     *("#8ecae6", "#ffd166", "#95d5b2", "#f4a6c0", "#cdb4f6", "#f3e37c", "#f0a58a", "#a9c6b8"),
 )
-NOBODYS = "#d8dee4"
-# Text inside of a part is dark in both: so are its colours.
+NEUTRAL = "#d8dee4"
+# Text inside a part is dark in both colour schemes, because the parts are light in both.
 _STYLE = """
 text { font-family: ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace; fill: #1f2328 }
 .soft { fill: #59636e }
@@ -49,7 +49,7 @@ class Canvas:
         return self._add("text", at, kind, text)
 
     def centred(self, x: float, y: float, text: str, size: float, *, up: bool = False) -> None:
-        """One line with its middle there, from the bottom up if asked for."""
+        """One line with its middle at (x, y), from the bottom up with ``up``."""
         turned = {"transform": f"rotate(-90 {number(x)} {number(y)})"} if up else {}
         more = {"text-anchor": "middle", "dominant-baseline": "central", **turned}
         self.text(x, y, text, "held", size=size, **more)
@@ -65,7 +65,7 @@ class Canvas:
         return self._add("circle", {**at, **more}, kind)
 
     def place(self, other: Canvas, x: float, y: float) -> None:
-        """Put another group there."""
+        """Put another group at (x, y)."""
         other.group.set("transform", f"translate({number(x)} {number(y)})")
         self.group.append(other.group)
 
@@ -79,12 +79,12 @@ class Canvas:
 
 
 def hint(element: ElementTree.Element, text: str) -> None:
-    """What is shown where the pointer rests on an element."""
+    """Give an element a text, which is shown where the pointer rests on it."""
     ElementTree.SubElement(element, "title").text = printable(text)
 
 
 def page(content: Canvas, width: float, height: float, title: str) -> str:
-    """A whole file."""
+    """The text of a whole file."""
     size = {"width": number(width), "height": number(height)}
     view = {"viewBox": f"0 0 {number(width)} {number(height)}", "role": "img"}
     root = ElementTree.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", **size, **view})
@@ -97,8 +97,9 @@ def page(content: Canvas, width: float, height: float, title: str) -> str:
 
 
 def colour(rank: int) -> str:
-    """The same for a rank wherever it is drawn."""
-    # Ranks that are a whole palette apart are neighbours in a split over another dimension.
+    """The colour of a rank, the same wherever it is drawn."""
+    # Shifted after each palette, because ranks a whole palette apart are neighbours in a split
+    # over another dimension.
     return _PALETTE[(rank + rank // len(_PALETTE)) % len(_PALETTE)]
 
 
@@ -108,7 +109,7 @@ def number(value: float) -> str:
 
 
 def text_width(text: str, size: float) -> float:
-    return len(text) * size * CHARACTER
+    return len(text) * size * _CHARACTER
 
 
 def shortened(text: str, width: float, size: float = 11) -> str:
@@ -127,4 +128,4 @@ def cut(text: str, width: float, size: float = 11) -> str:
 
 
 def _most(width: float, size: float) -> int:
-    return max(3, int(width / size / CHARACTER))
+    return max(3, int(width / size / _CHARACTER))

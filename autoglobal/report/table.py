@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 _COLUMNS = ("path", "class", "kind", "shape", "here", "dtype", "placement", "sbp", "bytes here")
 _WIDE = 100_000  # columns: nothing is folded
 _READABLE = 100  # columns of text, at least
-_ELSEWHERE: dict[str, Any] = {"force_terminal": False, "force_jupyter": False}
+# Neither terminal nor notebook, because the result has to be the same wherever a process runs.
+_NO_SCREEN: dict[str, Any] = {"force_terminal": False, "force_jupyter": False}
 _NAMES = 3  # other names of one tensor that are shown
 _NOTEBOOK = '<pre style="white-space:pre; overflow-x:auto; line-height:normal">{code}</pre>'
 
@@ -38,7 +39,7 @@ def render(report: Report, console: Console, options: ConsoleOptions) -> RenderR
 def plain_text(report: Report) -> str:
     """Lines of any length, of ASCII characters but for names, without codes for colours."""
     stream = io.StringIO()
-    console = Console(file=stream, width=_WIDE, color_system=None, **_ELSEWHERE)
+    console = Console(file=stream, width=_WIDE, color_system=None, **_NO_SCREEN)
     console.print(Group(*_around(report, _wide(report, box.MARKDOWN))))
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
 
@@ -55,7 +56,7 @@ def printed(report: Report) -> str:
 
 def html(report: Report) -> str:
     """What a notebook shows, as wide as the table."""
-    console = Console(file=io.StringIO(), record=True, width=_WIDE, **_ELSEWHERE)
+    console = Console(file=io.StringIO(), record=True, width=_WIDE, **_NO_SCREEN)
     table = _wide(report, box.ROUNDED)
     console.width = max(_READABLE, _width(console, table))
     console.print(Group(*_around(report, table)))
@@ -68,14 +69,15 @@ def _width(console: Console, table: Table) -> int:
 
 
 def _around(report: Report, table: Table) -> Iterator[RenderableType]:
+    """The title, the table, and below it the totals and the warnings."""
     yield Text(printable(report.title), style="bold")
     yield table
     for total in report.totals:
         yield Text(_total(total))
     if report.warnings:
         yield Text("Warnings:", style="bold yellow")
-    for one in report.warnings:
-        yield Text(f"- {printable(one.text)}")
+    for warning in report.warnings:
+        yield Text(f"- {printable(warning.text)}")
 
 
 def _wide(report: Report, lines: box.Box) -> Table:
@@ -90,7 +92,7 @@ def _wide(report: Report, lines: box.Box) -> Table:
 def _narrow(report: Report) -> Table:
     table = Table(box=box.ROUNDED, header_style="bold", show_lines=True)
     for name in ("path\nclass, kind", "shape\nhere", "dtype\nbytes here", "placement\nsbp"):
-        # Folded and not cut: what a table leaves out nobody sees.
+        # Folded and not cut, because a reader cannot see what a table leaves out.
         table.add_column(name, overflow="fold")
     for row, style in _styled(report):
         path, owner, kind, shape, here, dtype, placement, sbp, nbytes = map(_cell, _cells(row))
@@ -100,9 +102,10 @@ def _narrow(report: Report) -> Table:
 
 
 def _styled(report: Report) -> Iterator[tuple[Row, str | None]]:
-    mixed = {path for found in report.warnings if found.kind == "local" for path in found.paths}
+    local = [warning.paths for warning in report.warnings if warning.kind == "local"]
+    marked = {path for paths in local for path in paths}
     for row in report.rows:
-        yield row, "yellow" if row.path in mixed else None
+        yield row, "yellow" if row.path in marked else None
 
 
 def _cell(text: str) -> Text:

@@ -11,7 +11,7 @@ from oneflow import nn
 from ..layout.placement import layout_of
 from ..layout.sbp import NdSbp, show_sbp, split_axis
 from ..modules.tree import Held, Name
-from .rows import Row, show_placement, totals_of
+from .rows import Row, show_placement
 
 _SHOWN = 4  # paths in one sentence
 
@@ -38,7 +38,7 @@ class ReportWarning:
 def warnings_of(
     rows: Sequence[Row], attributes: Sequence[Row], held: Sequence[Held]
 ) -> tuple[ReportWarning, ...]:
-    """All that is found in what :func:`autoglobal.modules.tree.held_by` and the rows say."""
+    """All faults that are seen in the rows and in a tree's tensors with all their names."""
     return (
         *_mixed(rows),
         *_unregistered(attributes),
@@ -52,13 +52,13 @@ def _mixed(rows: Sequence[Row]) -> Iterator[ReportWarning]:
     local = tuple(row.path for row in rows if not row.is_global)
     count = len(rows) - len(local)
     if local and count:
-        there = (
+        others = (
             f"{count} of the module's {len(rows)} tensors {'is' if count == 1 else 'are'} global"
         )
         yield ReportWarning(
             "local",
             local,
-            f"local, while {there}: {_listed(local)}. An operation on both raises 'inconsistent "
+            f"local, while {others}: {_listed(local)}. An operation on both raises 'inconsistent "
             "attributes'. Write local_to_global(module, placement, sbp)",
         )
 
@@ -76,15 +76,17 @@ def _unregistered(attributes: Sequence[Row]) -> Iterator[ReportWarning]:
 
 
 def _placements(rows: Sequence[Row]) -> Iterator[ReportWarning]:
-    there = [total.placement for total in totals_of(rows) if total.placement is not None]
-    if len(there) < 2:
+    first: dict[Any, str] = {}  # the path of the first tensor on each placement
+    for row in rows:
+        if row.placement is not None:
+            first.setdefault(row.placement, row.path)
+    if len(first) < 2:
         return
-    first = [next(row.path for row in rows if row.placement == one) for one in there]
-    where = _listed([f"{path} on {show_placement(one)}" for path, one in zip(first, there)])
+    where = _listed([f"{path} on {show_placement(place)}" for place, path in first.items()])
     yield ReportWarning(
         "placements",
-        tuple(first),
-        f"global tensors on {len(there)} placements: {where}. An operation on two of them raises. "
+        tuple(first.values()),
+        f"global tensors on {len(first)} placements: {where}. An operation on two of them raises. "
         "Write x.to_global(placement, sbp) for what passes from one to "
         "the other, or same_placement=True where there should be one only",
     )
@@ -111,48 +113,49 @@ def _statistics(rows: Sequence[Row], held: Sequence[Held]) -> Iterator[ReportWar
 def _is_cut(row: Row) -> bool:
     if row.placement is None or row.sbp is None:
         return False
-    ranks = layout_of(row.placement).hierarchy
-    return any(split_axis(one) is not None and n > 1 for one, n in zip(row.sbp, ranks))
+    sizes = layout_of(row.placement).hierarchy
+    return any(split_axis(sbp) is not None and size > 1 for sbp, size in zip(row.sbp, sizes))
+
+
+# A placement and an sbp; no sbp: stays local.
+_Stated = tuple[Any, Optional[NdSbp]]
 
 
 def _tied(held: Iterable[Held]) -> Iterator[ReportWarning]:
-    """Tensors that are held under classes which state different layouts.
+    """Tensors with names for which classes state different layouts.
 
-    Stated by ``@auto_global`` with a placement, that is: what the rules of some scope would wish
-    cannot be known here.
+    Only what ``@auto_global`` states with a placement counts, because the rules of a scope are
+    not known here.
     """
     for _, names in held:
-        stated = [(name, wish) for name in names if (wish := _stated(name)) is not None]
-        for name, wish in stated[1:]:
-            first = stated[0]
-            if wish != first[1]:
+        layouts = [(name, layout) for name in names if (layout := _stated(name)) is not None]
+        for name, layout in layouts[1:]:
+            first, first_layout = layouts[0]
+            if layout != first_layout:
                 yield ReportWarning(
                     "tied",
-                    (first[0].path, name.path),
-                    f"one tensor, for which two layouts are stated: {first[0].path} "
-                    f"({_show_wish(first)}) and {name.path} ({_show_wish((name, wish))}). "
+                    (first.path, name.path),
+                    f"one tensor, for which two layouts are stated: {first.path} "
+                    f"({_show_stated(first_layout)}) and {name.path} ({_show_stated(layout)}). "
                     "What is converted first decides. Write the same layout for both",
                 )
                 break
 
 
-_Wish = tuple[Any, Optional[NdSbp]]  # a placement and an sbp; None: stays local
-
-
-def _stated(name: Name) -> _Wish | None:
-    """What the classes above this name state for it, if they do."""
+def _stated(name: Name) -> _Stated | None:
+    """What the nearest class at or above this name states for it, if it does."""
     spec = name.node.spec
     if spec is None:
         return None
     if name.kind == "buffer" and spec.buffers != "sbp":
         return spec.placement, spec.layout.broadcast if spec.buffers == "broadcast" else None
-    # A function is the caller's own code, and is not to be run by a look.
+    # Not a function, because it is the caller's own code, which a report must not run.
     stated = spec.rules.stated(name.owner, name.rule_path)
     return None if stated is None else (spec.placement, stated.sbp)
 
 
-def _show_wish(stated: tuple[Name, _Wish]) -> str:
-    placement, sbp = stated[1]
+def _show_stated(stated: _Stated) -> str:
+    placement, sbp = stated
     return "local" if sbp is None else f"{show_sbp(sbp)} on {show_placement(placement)}"
 
 

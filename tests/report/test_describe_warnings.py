@@ -73,7 +73,7 @@ class TestAttributes:
         local_to_global(m, P, B)
         assert the_only(m).paths == ("mask", "layers[0].weight")
 
-    def test_a_global_one_does_not_bite(self, P):
+    def test_a_global_one_does_no_harm(self, P):
         m = Model()
         m.mask = tensor(counted(2)).to_global(P, B)
         report = describe(m)
