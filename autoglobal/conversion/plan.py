@@ -75,7 +75,7 @@ class PlannedTensor:
     @property
     def label(self) -> str:
         """The tensor's name in messages."""
-        return f"{self.root}.{self.path}"
+        return f"{self.root}.{self.path}" if self.path else self.root
 
     @property
     def target(self) -> NdSbp:

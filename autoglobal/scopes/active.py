@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from rich.console import Group
 
 from ..conversion.records import Records
@@ -80,7 +82,9 @@ class ActiveScope(Frame, Records):
         """Do what is due as the block ends, ``error`` being how."""
         session, what = self._session, "the end of the scope"
         if error is not None:
-            add_note(error, self.spec.when == "assign")
+            # The error is the user's: whatever it does when it is looked at, the scope has to end.
+            with suppress(Exception):
+                add_note(error, self.spec.when == "assign")
         try:
             with session.running(what, left_by=error):
                 if error is None and self.deferred is not None:

@@ -7,7 +7,6 @@ OneFlow's messages there name neither a module nor a way out: "Only local tensor
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 from types import FrameType
 
 from oneflow import nn
@@ -36,8 +35,7 @@ def add_note(error: BaseException, at_once: bool) -> None:
         return
     note = _note(text, _frames(error), at_once)
     if note is not None:
-        with suppress(Exception):  # an error of the user's may not let its args be set
-            error.args = (f"{text}\n{MARK}{note}", *error.args[1:])
+        error.args = (f"{text}\n{MARK}{note}", *error.args[1:])
 
 
 def _note(text: str, frames: list[FrameType], at_once: bool) -> str | None:

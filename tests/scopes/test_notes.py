@@ -149,3 +149,26 @@ def test_an_optimizer_whose_state_is_local(P, kind):
     optimizer.zero_grad()
     optimizer_to_global(optimizer)
     step(tensor(X).to_global(P, B))
+
+
+class Unreadable(RuntimeError):
+    """An error that fails when its arguments are read."""
+
+    args = property(lambda self: 1 / 0)
+
+
+def test_a_scope_ends_whatever_the_error_does_when_it_is_looked_at(P):
+    m, scopes = Model(), []
+
+    def fail():
+        with global_scope(P, B) as scope:
+            scopes.append(scope)
+            m.new = parameter(numbers(8, 4))
+            raise Unreadable
+
+    with pytest.raises(Unreadable):
+        fail()
+    (scope,) = scopes
+    assert scope.closed
+    assert scope.handler is None, "it holds what converts no more"
+    assert [one.path for one in scope.converted] == ["new"]
