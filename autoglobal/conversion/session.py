@@ -109,8 +109,7 @@ class Session:
     def _planned(self, assignment: Assignment) -> Plan:
         kind, module, name = assignment.kind, assignment.module, assignment.name
         root = type(module).__name__
-        exempt = self.not_existing(assignment) if self.spec.existing == "error" else ()
-        plan = Plan(self.spec, exempt, self._by_rule)
+        plan = Plan(self.spec, self.not_existing(assignment), self._by_rule)
         if kind == "parameter" or kind == "buffer":
             plan.add_tensor(root, module, name, kind, assignment.value)
         else:

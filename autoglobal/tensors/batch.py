@@ -155,7 +155,7 @@ def convert_batch(
     are ``digested`` have a digest afterwards, if they are in host memory. ``progress`` shows a bar,
     on rank 0.
     """
-    if not digested and (proposal is None or world_size() == 1):
+    if proposal is None and not digested:
         _convert(batch, progress)
         return
     try:
