@@ -41,6 +41,7 @@ if not named_on_the_command_line():
         TiedRulesWarning,
         UnusedRuleWarning,
     )
+    from .layout.placed import Placed, nearest
     from .report.describe import Report, describe
     from .scopes.active import ActiveScope
     from .scopes.auto_global import auto_global
@@ -55,6 +56,7 @@ __all__ = [
     "LateRuleWarning",
     "Left",
     "OneFlowMissing",
+    "Placed",
     "Record",
     "Report",
     "SpecError",
@@ -69,6 +71,7 @@ __all__ = [
     "global_scope",
     "local_scope",
     "local_to_global",
+    "nearest",
     "optimizer_to_global",
 ]
 

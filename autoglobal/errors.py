@@ -55,7 +55,7 @@ class DivergenceError(ConversionError):
 
 
 class UnusedRuleWarning(UserWarning):
-    """A pattern of ``sbp`` matched nothing by the end of a call, or as its scope closed."""
+    """A pattern of ``sbp`` decides for no tensor of a call, or of a scope by its end."""
 
 
 class LateRuleWarning(UserWarning):

@@ -56,7 +56,7 @@ def apply_plan(
     meets = world_size() > 1 and (check or any(one.check for one in batch))
     meets = meets and (bool(batch) or proposal.event == "close")
     if meets:
-        proposal.options = _options(present)
+        proposal.options += _options(present)
     convert_batch(batch, proposal if meets else None, digested=digested, progress=progress)
     known = _known_buffers(new_buffers, buffers, proposal, meets) if new_buffers else {}
     for planned in present:
@@ -77,19 +77,21 @@ def _drop_stale_places(planned: PlannedTensor) -> bool:
 
 def _start(planned: PlannedTensor, batch: list[TensorConversion]) -> TensorConversion:
     """Put the tensor, and its gradient, into a batch."""
-    tensor, spec, sbp = planned.tensor, planned.spec, planned.target
+    tensor, spec, layout, sbp = planned.tensor, planned.spec, planned.layout, planned.target
     is_shard = spec.source == "shard"
     conversion = TensorConversion(
-        planned.label, planned.kind, tensor, spec.layout, sbp, is_shard=is_shard, check=spec.check
+        planned.label, planned.kind, tensor, layout, sbp, is_shard=is_shard, check=spec.check
     )
+    conversion.is_placed = is_placed = layout is not spec.layout
     planned.conversion = conversion
     batch.append(conversion)
     grad = tensor.grad
     if grad is not None and (grad.is_local or tensor.is_global):
         path = f"{planned.label}.grad"
         conversion.grad = TensorConversion(
-            path, "gradient", grad, spec.layout, sbp, is_shard=is_shard, check=spec.check
+            path, "gradient", grad, layout, sbp, is_shard=is_shard, check=spec.check
         )
+        conversion.grad.is_placed = is_placed
         batch.append(conversion.grad)
     return conversion
 
@@ -183,7 +185,7 @@ class ReplacedBuffers:
             return None
         _, made_of, now = known
         same = made_of == digest and now.sbp == planned.target
-        return now if same and now.placement == planned.spec.placement else None
+        return now if same and now.placement == planned.layout.placement else None
 
     def remember(self, old: Tensor, digest: bytes | None, new: Tensor) -> None:
         # Who drops what it has registered cannot register it again.

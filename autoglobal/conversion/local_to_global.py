@@ -5,7 +5,14 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..layout.spec import GlobalSpec, Options, check_flag, check_names, takes_options
+from ..layout.spec import (
+    CALL_OPTIONS,
+    CallOptions,
+    GlobalSpec,
+    check_flag,
+    check_names,
+    takes_options,
+)
 from ..modules.registry import check_module
 from .plan import Plan
 from .session import Session
@@ -16,9 +23,9 @@ if TYPE_CHECKING:
 M = TypeVar("M")
 
 
-@takes_options
+@takes_options(CALL_OPTIONS)
 def local_to_global(
-    module: M, placement: Any, sbp: Any, *, progress: bool = False, **options: Unpack[Options]
+    module: M, placement: Any, sbp: Any, *, progress: bool = False, **options: Unpack[CallOptions]
 ) -> M:
     """Make global, in place, what is local in a module and all below it; return the module.
 
@@ -42,9 +49,9 @@ def local_to_global(
 
     Args:
         module: an ``nn.Module``.
-        placement, sbp, source, existing, buffers, unsplittable, same_placement, check, timeout: as
-            in :class:`autoglobal.global_scope`. The paths that patterns and a callable ``sbp`` see
-            start below ``module``: ``"blocks.0.attn.weight"``.
+        placement, sbp, source, existing, buffers, unsplittable, same_placement, check, timeout,
+            unused: as in :class:`autoglobal.global_scope`. The paths that patterns and a callable
+            ``sbp`` see start below ``module``: ``"blocks.0.attn.weight"``.
         progress: show a tqdm bar, on rank 0.
 
     Raises:
@@ -55,8 +62,10 @@ def local_to_global(
         DivergenceError: the ranks' modules are not alike, or another rank refused; on all others.
 
     Warns:
-        UnusedRuleWarning: a pattern of ``sbp`` matched nothing.
-        TiedRulesWarning: the rules differ over a tensor that is tied; the first met is taken.
+        UnusedRuleWarning: a pattern of ``sbp`` decides for no tensor.
+        TiedRulesWarning: the rules differ over a tensor that is tied; the first met is taken, and
+            any before ``"*"``. Both come before anything has changed, on rank 0 alone; where a
+            filter makes an error of one, each rank raises it.
     """
     check_names("local_to_global", options)
     check_module(module, "local_to_global")
@@ -68,5 +77,4 @@ def local_to_global(
         what = f"the conversion of {label}"
         session.convert(take_in, "value", label, what, progress=progress)
     session.log_end(lambda: f"local_to_global of {label}")
-    session.warn()
     return module

@@ -8,14 +8,19 @@ impossible tensor anywhere is told with everything as it was, on every rank alik
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Optional
 
 from .._compat import Module, Tensor, is_tracing
 from ..errors import ConversionError
-from ..layout.placement import Shape
-from ..layout.sbp import NdSbp, Wish
+from ..layout.patterns import Pattern
+from ..layout.placed import Target
+from ..layout.placement import PlacementLayout, Shape, layout_of
+from ..layout.rules import Decision
+from ..layout.sbp import NdSbp, show_sbp
 from ..layout.spec import GlobalSpec, Kind
+from ..layout.unused import Seen
+from ..modules.decorated import stated_spec
 from ..modules.registry import STORE_OF, TENSOR_STORES, join, store
 from ..modules.tree import Node, tensors, walk
 from ..tensors.batch import TensorConversion
@@ -24,58 +29,67 @@ Place = tuple[Module, str, str]  # a module, one of its stores, a name in it
 
 
 class ByRule(NamedTuple):
-    """By which rule a tensor has become global.
+    """By which rule a tensor has become global, and where it was then.
 
     The tensor is held, because another one could have its id afterwards.
     """
 
     spec: GlobalSpec
-    pattern: str
-    wish: Wish
+    decision: Decision
+    label: str
+    places: list[Place]
     tensor: Tensor
 
 
 class PlannedTensor:
     """One tensor of a value, what was decided for it, and every place where the value holds it.
 
-    ``pattern`` is the rule that decided, where one did, ``wish`` what it asks, and ``sbp`` the wish
-    as the tensor can have it. ``rule_path`` is the path that the rules see. One that is to change
-    has a ``conversion``, once that is under way.
+    ``node`` is the module that holds it under its first name, ``decision`` what the rules ask, and
+    ``sbp`` that as the tensor can have it, on ``layout``. ``also`` are its further names.
+    ``rule_path`` is the path that the rules see. One that is to change has a ``conversion``, once
+    that is under way; one that cannot has an ``error``.
     """
 
     # By hand and not as a dataclass, because one is made for each tensor that is met.
     __slots__ = (
-        *("conversion", "kind", "path", "pattern", "places", "root", "rule_path", "sbp", "shape"),
-        *("spec", "tensor", "wish"),
+        *("also", "conversion", "decision", "error", "kind", "layout", "name", "node", "places"),
+        *("sbp", "shape", "spec", "tensor"),
     )
 
-    def __init__(
-        self,
-        root: str,
-        path: str,
-        rule_path: str,
-        spec: GlobalSpec,
-        place: Place,
-        kind: Kind,
-        tensor: Tensor,
-    ) -> None:
-        self.root = root
-        self.path = path
-        self.rule_path = rule_path
-        self.spec = spec
-        self.places = [place]
+    def __init__(self, node: Node, which: str, name: str, kind: Kind, tensor: Tensor) -> None:
+        assert node.spec is not None
+        self.node = node
+        self.name = name
+        self.spec = node.spec
+        self.layout = node.spec.layout
+        self.places: list[Place] = [(node.module, which, name)]
         self.kind = kind
         self.tensor = tensor
         self.shape: Shape = tuple(tensor.shape)
-        self.pattern: str | None = None
-        self.wish: Wish = None
-        self.sbp: Wish = None
+        self.also: list[PlannedTensor] | None = None
+        self.decision: Decision | None = None
+        self.sbp: Optional[NdSbp] = None
         self.conversion: TensorConversion | None = None
+        self.error: ConversionError | None = None
+
+    @property
+    def path(self) -> str:
+        # Not by join(), because each assignment comes through here.
+        above = self.node.path
+        return f"{above}.{self.name}" if above else self.name
+
+    @property
+    def rule_path(self) -> str:
+        return join(self.node.rule_path, self.name)
 
     @property
     def label(self) -> str:
         """The tensor's name in messages."""
-        return f"{self.root}.{self.path}" if self.path else self.root
+        return f"{self.node.root}.{self.path}"
+
+    @property
+    def owner(self) -> Module:
+        return self.node.module
 
     @property
     def target(self) -> NdSbp:
@@ -90,7 +104,12 @@ class PlannedTensor:
         tensor = self.tensor
         if not tensor.is_global:
             return True
-        return bool(tensor.placement != self.spec.placement or tensor.sbp != self.sbp)
+        return bool(tensor.placement != self.layout.placement or tensor.sbp != self.sbp)
+
+    @property
+    def rule(self) -> str | None:
+        """What has decided, in words."""
+        return None if self.decision is None else self.decision.rule
 
     @property
     def reason_left(self) -> str | None:
@@ -99,21 +118,36 @@ class PlannedTensor:
             return None
         if self.kind == "buffer" and self.spec.buffers is False:
             return "buffers=False"
-        rule = "the sbp function" if self.pattern is None else f"the rule {self.pattern!r} of sbp"
+        pattern = None if self.decision is None else self.decision.pattern
+        rule = "the sbp function" if pattern is None else f"the rule {pattern.shown} of sbp"
         return f"{rule} says None"
 
     @property
     def fallback(self) -> bool:
-        """Whether it cannot be split as it was wished, and is broadcast in that place."""
-        return self.sbp != self.wish and self.shape != ()
+        """Whether it cannot be split as it was asked for, and is broadcast in that place."""
+        target = None if self.decision is None else self.decision.target
+        if target is None or self.shape == ():
+            return False
+        asked = target.sbp if target.layout is not None else target.on(self.layout)
+        return self.sbp != asked
+
+    @property
+    def is_by_rules(self) -> bool:
+        """Whether the rules decide on it, and not ``buffers``."""
+        return self.kind == "parameter" or self.spec.buffers == "sbp"
+
+    def stated(self) -> Decision | None:
+        """What the rules say of this name, as far as the caller's function is not needed."""
+        return self.spec.rules.stated(type(self.node.module), self.rule_path)
 
 
 class Plan:
-    """The tensors of a value, with the sbp that each will have.
+    """The tensors of a value, with the layout that each will have.
 
     ``own`` holds the ids of global tensors that do not count as existing ones, ``by_rule`` what
-    was decided by a rule for tensors of these ids. The methods raise
-    :class:`ConversionError` for what cannot be done.
+    was decided by a rule for tensors of these ids. :meth:`settle` raises
+    :class:`ConversionError` for what cannot be done; :meth:`decide` and :meth:`problems` collect
+    it instead.
     """
 
     def __init__(
@@ -123,18 +157,22 @@ class Plan:
         by_rule: Mapping[int, ByRule] | None = None,
     ) -> None:
         self.spec = spec
-        self.used: set[str] = set()  # the patterns of spec that decided something
+        self.used: set[Pattern] = set()  # those of spec that decided something
         self.conflicts: list[str] = []  # between the rules for one tensor, for a warning
-        self.late: dict[str, str] = {}  # a pattern that came too late, and what to say of it
+        self.late: dict[Pattern, str] = {}  # one that came too late, and what to say of it
+        self.kept_otherwise: dict[Pattern, str] = {}  # one that asks another layout than was kept
         self.is_due = False  # once it is settled: whether it changes anything
         self._planned: dict[int, PlannedTensor] = {}
         self._kept: dict[int, PlannedTensor] = {}
         self._own = frozenset(own)
         self._by_rule = {} if by_rule is None else by_rule
         self._existing: list[str] = []
-        self._elsewhere: tuple[str, Any] | None = None
-        self._joins: str | None = None  # what is on the placement already, and comes to others
-        self._is_apart = False  # the module that is added to has its tensors elsewhere
+        self._assigned: tuple[Module, str] | None = None  # what is to be replaced is no guide
+        self._nearby: dict[int, dict[Any, str]] = {}
+        # The first that is on the scope's placement, and the first that is not: what comes in, and
+        # what is in the module that it comes to.
+        self._on: tuple[str | None, str | None] = None, None
+        self._elsewhere: list[tuple[str, Any] | None] = [None, None]
         self._wrapped: str | None = None  # a module wrapped for DistributedDataParallel
 
     def changing(self) -> list[PlannedTensor]:
@@ -153,69 +191,116 @@ class Plan:
         others = [one for one in self._planned.values() if id(one) not in but]
         return [*self._kept.values(), *others]
 
+    def tensors(self) -> Iterator[PlannedTensor]:
+        """All that was met: what is kept, and what is not."""
+        yield from self._kept.values()
+        yield from self._planned.values()
+
+    def seen(self) -> Iterator[Seen]:
+        """What the rules of the spec were tried against."""
+        for one in self.tensors():
+            for name in (one, *(one.also or ())):
+                if name.spec is self.spec:
+                    yield Seen(type(name.owner), name.rule_path, one.is_by_rules)
+
     def add_tensor(self, root: str, owner: Module, name: str, kind: Kind, tensor: Tensor) -> None:
         """Take in a tensor that is assigned to ``owner`` by itself."""
-        self._look_for_ddp(root, owner)
+        # Not as its class states, because such a class converts by itself.
+        node = Node(root, "", owner, self.spec)
+        self._look_for_ddp(node)
+        self._assigned = owner, name
         if not tensor.is_lazy:
-            place = (owner, STORE_OF[kind], name)
-            self._add(PlannedTensor(root, name, name, self.spec, place, kind, tensor))
+            self._add(PlannedTensor(node, STORE_OF[kind], name, kind, tensor))
 
-    def add_tree(self, root: str, module: Module, path: str) -> None:
+    def add_assigned(self, root: str, owner: Module, name: str, module: Module) -> None:
+        """Take in a module that is assigned to ``owner``, and all below it."""
+        self._assigned = owner, name
+        self.add_tree(root, module, name, Node(root, "", owner, self.spec))
+
+    def add_tree(self, root: str, module: Module, path: str, above: Node | None = None) -> None:
         """Take in a module and all below it; ``root`` is the class that paths start from.
 
         Below an instance of a class that states its layout, that is what counts.
         """
-        for node in walk(module, path, root=root, spec=self.spec, again=True, rings=True):
-            self._look_for_ddp(node.label, node.module)
+        for node in walk(
+            module,
+            path,
+            root=root,
+            spec=self.spec,
+            spec_of=stated_spec,
+            above=above,
+            again=True,
+            rings=True,
+        ):
+            self._look_for_ddp(node)
             if node.again:
-                self._compare_own(node)
+                self._add_names_of(node)
             else:
                 self._add_own(node)
 
-    def add_names(self, root: str, module: Module, path: str, names: Iterable[str]) -> None:
+    def add_names(self, node: Node, names: Iterable[str]) -> None:
         """Take in what one module itself holds under these names."""
-        node = Node(root, path, module, self.spec)
         # Not as its class states, because such a class has converted what is its own by itself.
-        node.spec, node.rule_path = self.spec, path
-        self._look_for_ddp(node.label, module)
-        self._add_own(node, names)
+        own = Node(node.root, node.path, node.module, self.spec, above=node.above)
+        self._look_for_ddp(own)
+        self._add_own(own, names)
 
     def _add_own(self, node: Node, names: Iterable[str] | None = None) -> None:
         for kind, which in TENSOR_STORES:
             for name, tensor in store(node.module, which).items():
                 if (names is None or name in names) and tensor is not None and not tensor.is_lazy:
-                    self._add(_planned(node, kind, which, name, tensor))
+                    self._add(PlannedTensor(node, which, name, kind, tensor))
 
     def look_at(self, root: str, module: Module, but: str = "") -> None:
         """Note where a module that is added to has its global tensors; ``but``: not that name."""
         for path, tensor in tensors(module):
             if tensor.is_global and path.split(".")[0] != but:
-                self._note_placement(f"{root}.{path}", tensor)
-                self._is_apart |= tensor.placement != self.spec.placement
+                self._note_placement(f"{root}.{path}", tensor, 1)
 
-    def settle(self) -> None:
-        """Raise for what only the value as a whole shows."""
+    def decide(self) -> None:
+        """Decide for each tensor; what cannot be done is its ``error``."""
+        planned = list(self._planned.values())
+        if self.spec.rules.for_all is None:
+            # Buffers last, since by then it is known whether a function names placements.
+            planned.sort(key=lambda one: one.kind == "buffer")
+        for one in planned:
+            try:
+                self._decide(one)
+            except ConversionError as error:
+                one.error = error
+
+    def problems(self, changing: Sequence[PlannedTensor]) -> Iterator[ConversionError]:
+        """What cannot be done, of each tensor and of the value as a whole, once it is decided."""
+        for one in self._planned.values():
+            if one.error is not None:
+                yield one.error
         if self._existing:
-            raise ConversionError(
+            yield ConversionError(
                 f"{', '.join(self._existing)}: global already. Expected with existing='error': "
                 "local tensors only. Received: global ones. Write existing='keep' to leave these "
                 "as they are, or "
                 "existing='convert' to give them this placement and sbp"
             )
-        changing = self.changing()
         first = changing[0] if changing else None
         if self.spec.same_placement:
-            self._refuse_two_placements(first)
-        if first is None:
-            return
-        self.is_due = True
-        if self._wrapped is not None:
-            raise ConversionError(
+            yield from self._two_placements(first)
+        if first is not None and self._wrapped is not None:
+            yield ConversionError(
                 f"{first.label}: cannot become global under DistributedDataParallel, whose hooks "
                 "reduce local gradients only. Expected: the module before it was wrapped. "
                 f"Received: {self._wrapped}, wrapped. Leave the wrapper out: a global model with "
                 "broadcast weights and inputs split along the batch is data parallel by itself"
             )
+
+    def settle(self) -> None:
+        """Decide for each tensor, and raise the first problem."""
+        self.decide()
+        changing = self.changing()
+        for error in self.problems(changing):
+            raise error
+        self.is_due = bool(changing)
+        if not self.is_due:
+            return
         if is_tracing():
             here, there = "inside nn.Graph.build", "before the graph is built"
         elif threading.current_thread() is not threading.main_thread():
@@ -223,126 +308,244 @@ class Plan:
             here, there = f"in the thread {name!r}", "in the main thread"
         else:
             return
+        first = changing[0]
         raise ConversionError(
             f"{first.label}: a {first.kind} cannot become global {here}, where OneFlow has no "
             f"such operation. Expected: an assignment or a call {there}. Received: one of shape "
             f"{first.shape}. Move it there"
         )
 
-    def _refuse_two_placements(self, first: PlannedTensor | None) -> None:
-        added = first.label if first is not None else self._joins if self._is_apart else None
-        if self._elsewhere is None or added is None:
+    def _two_placements(self, first: PlannedTensor | None) -> Iterator[ConversionError]:
+        comes_on, is_on = self._on
+        comes_elsewhere, is_elsewhere = self._elsewhere
+        # What is on two placements by itself may be moved about, and may not be added to.
+        if first is not None:
+            on, elsewhere = first.label, comes_elsewhere or is_elsewhere
+        elif comes_on is not None and is_elsewhere is not None:
+            on, elsewhere = comes_on, is_elsewhere
+        else:
+            on, elsewhere = is_on or "", comes_elsewhere
+        if not on or elsewhere is None:
             return
-        label, placement = self._elsewhere
-        raise ConversionError(
-            f"{added}: {label}, beside it, is on another placement. Expected with "
+        label, placement = elsewhere
+        yield ConversionError(
+            f"{on}: {label}, beside it, is on another placement. Expected with "
             "same_placement=True: one placement for all global tensors of a module. Received: "
-            f"{self.spec.placement} for {added}, and {placement} of {label}. Write the latter, or "
+            f"{self.spec.placement} for {on}, and {placement} of {label}. Write the latter, or "
             "same_placement=False"
         )
 
-    def _look_for_ddp(self, label: str, module: Module) -> None:
-        if module.__dict__.get("_is_ddp_module"):
-            self._wrapped = f"{label} (a {type(module).__name__})"
+    def _look_for_ddp(self, node: Node) -> None:
+        if node.module.__dict__.get("_is_ddp_module"):
+            self._wrapped = f"{node.label} (a {type(node.module).__name__})"
 
     def _add(self, met: PlannedTensor) -> None:
         tensor = met.tensor
         known = self._planned.get(id(tensor))
-        # What one module keeps as a buffer may be the Parameter of another one.
-        if known is None or (known.kind, met.kind) == ("buffer", "parameter"):
+        if known is None:
             if tensor.is_global and met.spec.existing != "convert":
                 self._keep(met)
-                return
-            self._decide(met)
-            if known is not None:
-                met.places = [*known.places, *met.places]
-            self._planned[id(tensor)] = met
+            else:
+                self._planned[id(tensor)] = met
             return
-        if met.path != known.path:
-            self._compare(known, met)
-        known.places += met.places
+        first, other = known, met
+        # What one module keeps as a buffer may be the Parameter of another one.
+        if (known.kind, met.kind) == ("buffer", "parameter"):
+            self._planned[id(tensor)], first, other = met, met, known
+        first.places = [*known.places, *met.places]
+        first.also = [*(known.also or ()), other]
 
-    def _keep(self, met: PlannedTensor) -> None:
-        tensor = met.tensor
-        self._kept.setdefault(id(tensor), met)
-        stated = met.spec.rules.stated(met.places[0][0], met.rule_path)
-        pattern = None if stated is None else stated.pattern
-        before = self._by_rule.get(id(tensor))
-        if before is not None and before.spec is not met.spec:
-            before = None
-        if before is not None and stated is not None and pattern and stated.sbp != before.wish:
-            self.late.setdefault(
-                pattern,
-                f"the rule {pattern!r} came too late for {met.label}: a constructor had assigned "
-                f"it before, under a shorter path, and {before.pattern!r} has decided. Write "
-                "when='exit' for rules by path, or a pattern of the form 'OwnerClass.attribute'",
-            )
-        # A pattern counts as used where it matches a tensor that is kept.
-        if pattern is not None:
-            self._use(met, pattern)
-        if id(tensor) not in self._own:
-            if met.spec.existing == "error":
-                self._existing.append(met.label)
-            self._note_placement(met.label, tensor)
-        if self.spec.same_placement and tensor.placement == self.spec.placement:
-            self._joins = self._joins or met.label
-
-    def _use(self, met: PlannedTensor, pattern: str) -> None:
-        if met.spec is self.spec:
-            self.used.add(pattern)
-
-    def _note_placement(self, label: str, tensor: Tensor) -> None:
-        if self._elsewhere is None and tensor.placement != self.spec.placement:
-            self._elsewhere = (label, tensor.placement)
-
-    def _compare_own(self, node: Node) -> None:
-        """Look at a module that was met under another name before, for its rules there."""
+    def _add_names_of(self, node: Node) -> None:
+        """Take in the names that tensors have below a module that was met before."""
         for kind, which in TENSOR_STORES:
             for name, tensor in store(node.module, which).items():
                 known = None if tensor is None else self._planned.get(id(tensor))
                 if known is not None:
-                    self._compare(known, _planned(node, kind, which, name, tensor))
+                    other = PlannedTensor(node, which, name, kind, tensor)
+                    known.also = [*(known.also or ()), other]
 
-    def _compare(self, known: PlannedTensor, met: PlannedTensor) -> None:
-        """Note where a tied tensor has another rule under another of its names."""
-        if known.kind == "buffer" and met.spec.buffers != "sbp":
-            return
-        stated = met.spec.rules.stated(met.places[0][0], met.rule_path)
-        if stated is None or stated.pattern is None:
-            return
-        self._use(met, stated.pattern)
-        if known.pattern is not None and known.wish != stated.sbp:
-            self.conflicts.append(
-                f"{known.label} and {met.label} are one tensor, and the rules {known.pattern!r} "
-                f"and {stated.pattern!r} of sbp differ. The first is taken. Write the same sbp for "
-                "both"
+    def _keep(self, met: PlannedTensor) -> None:
+        tensor = met.tensor
+        self._kept.setdefault(id(tensor), met)
+        if met.is_by_rules:
+            met.decision = stated = met.stated()
+            if stated is not None and stated.pattern is not None:
+                self._compare_with_rule(met, stated, stated.pattern)
+        if id(tensor) not in self._own:
+            if met.spec.existing == "error":
+                self._existing.append(met.label)
+            self._note_placement(met.label, tensor, 0)
+        if self.spec.same_placement and tensor.placement == self.spec.placement:
+            self._on = self._on[0] or met.label, self._on[1]
+
+    def _compare_with_rule(self, met: PlannedTensor, stated: Decision, pattern: Pattern) -> None:
+        """Note whether a tensor that is kept has the layout that a rule asks."""
+        before = self._by_rule.get(id(met.tensor))
+        if before is not None and before.spec is not met.spec:
+            before = None
+        if before is not None and stated.target != before.decision.target:
+            by = before.decision.pattern
+            self.late.setdefault(
+                pattern,
+                f"the rule {pattern.shown} came too late for {met.label}: a constructor had "
+                f"assigned it before, under a shorter path, and {by and by.shown} has decided. "
+                "Write when='exit' for rules by path, or a pattern of the form "
+                "'OwnerClass.attribute'",
             )
+        elif before is None and self.asks_otherwise(met):
+            if met.spec is self.spec:
+                self.kept_otherwise.setdefault(
+                    pattern,
+                    f"the rule {pattern.shown} of sbp asks {stated.target} for {met.label}, which "
+                    f"is global already as {show_sbp(met.tensor.sbp)} on {met.tensor.placement} "
+                    "and was kept. Write existing='convert', or leave the rule out",
+                )
+            return
+        self._use(met, pattern)
+
+    def asks_otherwise(self, kept: PlannedTensor) -> bool:
+        """Whether what the rules ask for a tensor that is kept is not what it has."""
+        target = None if kept.decision is None else kept.decision.target
+        if target is None:
+            return False
+        tensor = kept.tensor
+        layout = layout_of(tensor.placement) if target.layout is None else target.layout
+        sbp = target.on(layout) if target.layout is None else target.sbp
+        if sbp is None or layout.placement != tensor.placement:
+            return True
+        try:
+            sbp = kept.spec.fit(
+                lambda: kept.label, kept.kind, kept.shape, Target(layout, sbp), "full"
+            )
+        except ConversionError:
+            return True
+        return bool(sbp != tuple(tensor.sbp))
+
+    def _use(self, met: PlannedTensor, pattern: Pattern) -> None:
+        if met.spec is self.spec:
+            self.used.add(pattern)
+
+    def _note_placement(self, label: str, tensor: Tensor, where: int) -> None:
+        if tensor.placement != self.spec.placement:
+            if self._elsewhere[where] is None:
+                self._elsewhere[where] = label, tensor.placement
+        elif where == 1:
+            self._on = self._on[0], self._on[1] or label
 
     def _decide(self, met: PlannedTensor) -> None:
-        spec, kind, tensor, label = met.spec, met.kind, met.tensor, met.label
-        if kind == "buffer" and spec.buffers != "sbp":
-            met.wish = spec.layout.broadcast if spec.buffers == "broadcast" else None
-        else:
-            owner = met.places[0][0]
-            met.pattern, met.wish = spec.rules.decide(owner, met.rule_path, tensor, label)
-            if met.pattern is not None:
-                self._use(met, met.pattern)
-        if met.wish is None:
+        decision, node = met.spec.rules.for_all, met.node
+        if met.kind == "buffer" and met.spec.buffers != "sbp":
+            decision = self._for_buffer(met)
+        elif decision is None or met.also:
+            decision, node = self._by_name(met)
+        met.decision = decision
+        target = decision.target
+        if target is None:
             return
+        if target.layout is None:
+            target = self._resolved(met, node, target)
+        assert target.layout is not None
+        met.layout = target.layout
         # Of what is global already the shape is the logical one.
-        source = "full" if tensor.is_global else spec.source
-        met.sbp = spec.fit(label, kind, met.shape, met.wish, source)
-        if not tensor.is_leaf and met.changes:
+        source = "full" if met.tensor.is_global else met.spec.source
+        met.sbp = met.spec.fit(lambda: met.label, met.kind, met.shape, target, source)
+        if not met.tensor.is_leaf and met.changes:
+            met.sbp = None
             raise ConversionError(
-                f"{label}: a {kind} that autograd still tracks cannot become global without "
-                "losing its history. Expected: a leaf tensor. Received: one with a grad_fn, "
-                f"shape {met.shape}. Write .detach() where it is assigned"
+                f"{met.label}: a {met.kind} that autograd still tracks cannot become global "
+                "without losing its history. Expected: a leaf tensor. Received: one with a "
+                f"grad_fn, shape {met.shape}. Write .detach() where it is assigned"
             )
 
+    def _by_name(self, met: PlannedTensor) -> tuple[Decision, Node]:
+        """What the rules ask, and the module at whose name they do.
 
-def _planned(node: Node, kind: Kind, which: str, name: str, tensor: Tensor) -> PlannedTensor:
-    path = join(node.path, name)
-    rule_path = path if node.rule_path is node.path else join(node.rule_path, name)
-    assert node.spec is not None
-    place = (node.module, which, name)
-    return PlannedTensor(node.root, path, rule_path, node.spec, place, kind, tensor)
+        Of several names the first counts, but for those that only the catch-all matches.
+        """
+        also = [name for name in met.also or () if name.is_by_rules or met.kind == "parameter"]
+        if not also:
+            decision = met.spec.rules.decide(met.owner, met.rule_path, met.tensor, met.label)
+            if decision.pattern is not None:
+                self._use(met, decision.pattern)
+            return decision, met.node
+        stated = []
+        for name in (met, *also):
+            found = name.stated()
+            if found is not None and found.pattern is not None:
+                self._use(name, found.pattern)
+                stated.append((name, found, found.pattern))
+        if not met.spec.rules.decisions or not stated:
+            # One sbp for all, or a function, which is asked for the first name.
+            decision = met.spec.rules.decide(met.owner, met.rule_path, met.tensor, met.label)
+            return decision, met.node
+        specific = [one for one in stated if not one[2].is_catch_all]
+        decider, decision, pattern = (specific or stated)[0]
+        told = {met.path} if decider is not met else set()
+        for name, found, other in specific:
+            if found.target != decision.target and name.path not in told:
+                told.add(name.path)
+                self.conflicts.append(
+                    f"{decider.label} and {name.label} are one tensor, and the rules "
+                    f"{pattern.shown} and {other.shown} of sbp differ. The first is taken. Write "
+                    "the same sbp for both"
+                )
+        met.spec = decider.spec
+        return decision, decider.node
+
+    def _for_buffer(self, met: PlannedTensor) -> Decision:
+        """What ``buffers`` asks for one that the rules say at most the placement of."""
+        spec, rule = met.spec, f"buffers={met.spec.buffers!r}"
+        if spec.buffers is False:
+            return Decision(None, None, rule)
+        layout: PlacementLayout | None = spec.layout
+        found = spec.rules.placement_for(met.owner, met.rule_path, met.tensor, met.label)
+        if found is not None and found.target is not None:
+            layout = found.target.layout
+        if layout is None:
+            layout = self._nearest(met, met.node)
+        return Decision(None, Target(layout, layout.broadcast), rule)
+
+    def _resolved(self, met: PlannedTensor, node: Node, target: Target) -> Target:
+        layout = self._nearest(met, node)
+        sbp = target.on(layout)
+        if sbp is None:
+            dims = len(layout.hierarchy)
+            raise ConversionError(
+                f"{met.label}: sbp must have one entry per placement dimension, and the nearest "
+                f"placement has {dims}. Expected: {dims} of them. Received: "
+                f"{show_sbp(target.sbp)} for {layout.placement}. Write "
+                f"Placed(nearest, [{', '.join(['flow.sbp.broadcast'] * dims)}])"
+            )
+        return Target(layout, sbp)
+
+    def _nearest(self, met: PlannedTensor, node: Node | None) -> PlacementLayout:
+        """The placement of the nearest module at or above a node that holds global tensors."""
+        while node is not None:
+            found = self._placements_in(node.module)
+            if len(found) > 1:
+                where = ", ".join(f"{path} on {known}" for known, path in found.items())
+                raise ConversionError(
+                    f"{met.label}: nearest is to be the placement of {node.label}. Expected: its "
+                    f"global tensors on one placement. Received: {where}. Write "
+                    "Placed(placement, sbp) with one of them"
+                )
+            for placement in found:
+                return layout_of(placement)
+            node = node.above
+        raise ConversionError(
+            f"{met.label}: nearest names no placement, because no module at or above it holds a "
+            f"global tensor. Expected: a global one in {met.node.root}. Received: local ones only. "
+            "Write Placed(placement, sbp), or when='exit' for what a constructor builds first"
+        )
+
+    def _placements_in(self, module: Module) -> dict[Any, str]:
+        """The placements of the global tensors of a tree, each with a path there."""
+        found = self._nearby.get(id(module))
+        if found is None:
+            found = self._nearby[id(module)] = {}
+            assigned = self._assigned
+            but = assigned[1] if assigned is not None and assigned[0] is module else None
+            for path, tensor in tensors(module):
+                if tensor.is_global and path.partition(".")[0] != but:
+                    found.setdefault(tensor.placement, path)
+        return found

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, Union
+from typing import TYPE_CHECKING, Any, Literal, Optional, Union
 from weakref import ref
 
 from .._compat import Module, Tensor, item_size
@@ -37,7 +37,8 @@ class Record(Entry):
     ``path`` starts at the name that was assigned (``"sub.attn.weight"``), ``owner`` is the class
     of the module that holds the tensor, ``shape`` the logical shape, ``nbytes`` the bytes of
     this rank's component. ``fallback`` is True where ``unsplittable="broadcast"`` made it
-    broadcast along some placement dimension.
+    broadcast along some placement dimension. ``rule`` says what has decided: the key of a mapping,
+    ``"the sbp function"``, ``"buffers='broadcast'"``, or ``"sbp"`` where one sbp is for all.
     """
 
     kind: Kind
@@ -45,6 +46,7 @@ class Record(Entry):
     sbp: NdSbp
     nbytes: int
     fallback: bool = False
+    rule: Optional[str] = None
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class Left(Entry):
     reason: str
 
 
-_Unwritten = tuple[str, type, Kind, Shape, Any, PlacementLayout, NdSbp, bool]
+_Unwritten = tuple[str, type, Kind, Shape, Any, PlacementLayout, NdSbp, bool, Optional[str]]
 _Unchanged = Union[Kept, Left]
 Mark = tuple[float, int, int]
 
@@ -124,7 +126,7 @@ class Records:
         """What became global, in the order in which it did."""
         # The same list each time, with what has come since.
         unwritten, self._unwritten = self._unwritten, []
-        for path, owner, kind, shape, dtype, layout, sbp, fallback in unwritten:
+        for path, owner, kind, shape, dtype, layout, sbp, fallback, rule in unwritten:
             component = layout.component(shape, sbp, layout.position)
             self._written.append(
                 Record(
@@ -137,6 +139,7 @@ class Records:
                     sbp=sbp,
                     nbytes=math.prod(component) * item_size(dtype),
                     fallback=fallback,
+                    rule=rule,
                 )
             )
         return self._written
@@ -181,9 +184,9 @@ class Records:
             tuple(made.shape),
             made.dtype,
         )
-        layout, sbp, fallback = planned.spec.layout, planned.target, planned.fallback
-        unwritten = (planned.path, type(owner), kind, shape, dtype, layout, sbp, fallback)
-        self._unwritten.append(unwritten)
+        layout, sbp, fallback = planned.layout, planned.target, planned.fallback
+        what = planned.path, type(owner), kind, shape, dtype, layout, sbp, fallback
+        self._unwritten.append((*what, planned.rule))
         if self._looks:
             self._made[id(made)] = ref(owner)
             if self._unchanged:

@@ -5,15 +5,23 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 from oneflow import Tensor
 
 from .._compat import this_rank, world_size
 from .._text import one_line
-from ..errors import DivergenceError, LateRuleWarning, TiedRulesWarning, UnusedRuleWarning
+from ..errors import (
+    ConversionError,
+    DivergenceError,
+    LateRuleWarning,
+    TiedRulesWarning,
+    UnusedRuleWarning,
+)
+from ..layout.patterns import Pattern
 from ..layout.spec import GlobalSpec
+from ..layout.unused import Seen, unused_rules
 from ..modules.hook import Assignment, under_way
 from ..modules.registry import STORE_OF, store
 from ..modules.uninitialized import is_uninitialized
@@ -45,9 +53,11 @@ class Session:
         self._own = {id(tensor): tensor for tensor in own}  # and what is made global here
         self._by_rule: dict[int, ByRule] = {}
         self._buffers = ReplacedBuffers()
-        self._used: set[str] = set()
+        self._used: set[Pattern] = set()
+        self._seen: set[Seen] = set()
         self._conflicts: list[str] = []
-        self._late: dict[str, str] = {}
+        self._late: dict[Pattern, str] = {}
+        self._kept_otherwise: dict[Pattern, str] = {}
         self._parted = False  # the last agreement of this session has taken place
         self._watches = False  # for errors of OneFlow's own, inside of running()
         self._oneflows: BaseException | None = None  # such an error
@@ -98,6 +108,7 @@ class Session:
             return result
         if kind == "module" and module.__dict__["_modules"].get(name) is not assignment.value:
             return result  # the class keeps it elsewhere, or keeps another one
+        self._conflicts += plan.conflicts
         try:
             changing, sent = self._apply(plan, "value", title, uninitialized=uninitialized)
         except BaseException:
@@ -113,13 +124,21 @@ class Session:
         if kind == "parameter" or kind == "buffer":
             plan.add_tensor(root, module, name, kind, assignment.value)
         else:
-            plan.add_tree(root, assignment.value, name)
+            plan.add_assigned(root, module, name, assignment.value)
         if self.spec.same_placement:
             plan.look_at(root, module, but=name)
         plan.settle()
-        self._used |= plan.used
-        self._late.update(plan.late)
+        self._learn(plan)
         return plan
+
+    def _learn(self, plan: Plan) -> None:
+        """Note what the rules have done in a plan."""
+        if not self.spec.rules.decisions:
+            return
+        self._used |= plan.used
+        self._seen.update(plan.seen())
+        self._late.update(plan.late)
+        self._kept_otherwise.update(plan.kept_otherwise)
 
     def _by_oneflow(self, assignment: Assignment) -> Any:
         try:
@@ -153,7 +172,9 @@ class Session:
         plan = Plan(self.spec)
         take_in(plan)
         plan.settle()
-        self._used |= plan.used
+        self._learn(plan)
+        self._conflicts += plan.conflicts
+        self.warn()
         changing, sent = self._apply(plan, event, title, **how)
         self._note(plan, title, changing, 0, sent)
 
@@ -168,15 +189,15 @@ class Session:
         except DivergenceError:
             self._parted = True
             raise
-        self._conflicts += plan.conflicts
         return changing, proposal.sends_values
 
     def _put(self, planned: PlannedTensor, tensor: Tensor, is_new: bool) -> None:
         """Note that ``tensor`` is in the places of a planned one now, and whether it is new."""
         if self.spec.existing == "error":
             self._own[id(tensor)] = tensor
-        if planned.pattern is not None:
-            by = ByRule(planned.spec, planned.pattern, planned.wish, tensor)
+        decision = planned.decision
+        if decision is not None and decision.pattern is not None:
+            by = ByRule(planned.spec, decision, planned.label, planned.places, tensor)
             self._by_rule[id(tensor)] = by
         if is_new:
             self.records.add_converted(planned, tensor)
@@ -243,6 +264,7 @@ class Session:
         self._buffers.close()
         self._own.clear()
         self._by_rule.clear()
+        self._seen.clear()
 
     def log_end(self, title: Callable[[], str], ended_by: BaseException | None = None) -> None:
         """Log on rank 0 what the whole scope or call has done."""
@@ -251,23 +273,35 @@ class Session:
             write_log(INFO, lambda: f"{title()}{by}: {headline(self.records)}")
 
     def warn(self) -> None:
-        """Name the patterns that decided nothing, and those that differ over a tied tensor."""
+        """Name the patterns that decided nothing, and those that differ over a tied tensor.
+
+        Raises :class:`ConversionError` for the former with ``unused="error"``.
+        """
+        unused = unused_rules(self.spec, self._used, self._seen, self._kept_otherwise)
+        if unused and self.spec.unused == "error":
+            raise ConversionError(
+                "Expected with unused='error': each rule of sbp decides for a tensor. Received: "
+                f"{'; '.join(unused)}"
+            )
         messages: list[tuple[str, type[Warning]]] = [
             *((message, TiedRulesWarning) for message in self._conflicts),
             *((message, LateRuleWarning) for message in self._late.values()),
+            *((message, UnusedRuleWarning) for message in unused),
         ]
-        for pattern in self.spec.rules.unused(self._used):
-            text = (
-                f"the rule {pattern!r} of sbp decided for no tensor: it matched nothing, or "
-                "only what an earlier rule or buffers="
-                f"{self.spec.buffers!r} decides. Patterns are matched against the path and "
-                "against OwnerClass.attribute. Correct it or leave it out"
-            )
-            messages.append((text, UnusedRuleWarning))
-        if messages:
-            stacklevel = _depth_of_the_caller()
-            for message, category in messages:
-                warnings.warn(message, category, stacklevel=stacklevel)
+        self._conflicts, self._late = [], {}
+        for message, category in messages:
+            warn_once(message, category)
+
+
+def warn_once(message: str, category: type[Warning]) -> None:
+    """Warn the caller of the library, on rank 0.
+
+    Where a filter makes an error of it that is raised on every rank, or the others would go on.
+    """
+    level = _depth_of_the_caller()
+    others = nullcontext() if this_rank() == 0 else warnings.catch_warnings(record=True)
+    with others:
+        warnings.warn(message, category, stacklevel=level)
 
 
 def _depth_of_the_caller() -> int:

@@ -1,10 +1,9 @@
-"""Rules: which sbp is asked for a tensor, by one sbp for all, by pattern, or by a function."""
+"""Rules: which layout is asked for a tensor, by one sbp for all, by pattern, or by a function."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple, Optional
@@ -14,49 +13,62 @@ from oneflow import nn
 
 from .._text import short_repr
 from ..errors import ConversionError, SpecError, SpecTypeError
-from .sbp import NdSbp, Wish, show_sbp
-
-_MORE = "a mapping of glob patterns to such, or a callable"
-_SBPS = "flow.sbp.split(dim), flow.sbp.broadcast or flow.sbp.partial_sum"
+from .patterns import Pattern, by_class
+from .placed import Placed, Target, target_of
+from .sbp import show_sbp
 
 
 class Decision(NamedTuple):
-    """What is asked for a tensor, and the pattern that says so, where one does."""
+    """What is asked for a tensor (None: it stays local), and what says so.
 
-    pattern: Optional[str]
-    sbp: Wish
+    ``rule`` is that in words: a key of the mapping, ``"the sbp function"`` or ``"sbp"``.
+    """
+
+    pattern: Optional[Pattern]
+    target: Optional[Target]
+    rule: str
 
 
 class SbpRules:
     """The ``sbp`` argument of a scope, checked against its placement.
 
-    Raises :class:`SpecTypeError` for what is neither an sbp, a sequence of them, a mapping of
-    patterns to these, nor a callable, and :class:`SpecError` for a wrong number of sbps.
+    ``placement`` is None where it is not known yet: then the number of sbps is not checked.
+    ``is_here``: the ranks and devices of placements in it have to exist. Raises
+    :class:`SpecTypeError` for what is neither an sbp, a sequence of them, a :class:`Placed`, a
+    mapping of patterns to these, nor a callable, and :class:`SpecError` for a wrong number of sbps.
     """
 
-    def __init__(self, sbp: Any, placement: Any) -> None:
+    def __init__(self, sbp: Any, placement: Any, is_here: bool = True) -> None:
         self._placement = placement
+        self._is_here = is_here
         self._function: Callable[..., Any] | None = None
-        self._by_pattern: dict[str, Decision] = {}
-        self._for_all: Decision | None = None
+        self.for_all: Decision | None = None  # what one sbp says
+        self.decisions: list[Decision] = []  # of a mapping, in its order
+        # Whether some tensor goes to another placement; of a function once it has said so.
+        self.has_placements = False
         if isinstance(sbp, Mapping):
-            self._by_pattern = {_pattern(key): self._rule(key, one) for key, one in sbp.items()}
+            self.decisions = [self._rule(key, value) for key, value in sbp.items()]
             if not sbp:
                 raise SpecError(
                     "sbp must have at least one rule. Received: sbp={}. Write, for example, "
                     "sbp={'*': flow.sbp.broadcast}"
                 )
         # An sbp of OneFlow's can be called as well, and returns itself; so can a module or a class.
-        elif callable(sbp) and not isinstance(sbp, (flow.sbp.sbp, nn.Module, type)):
+        elif callable(sbp) and not isinstance(sbp, (flow.sbp.sbp, nn.Module, type, Placed)):
             if sbp is flow.sbp.split:
                 raise SpecTypeError(
-                    f"sbp must be {_SBPS}. Received: sbp=flow.sbp.split, not called. Write the "
+                    "sbp must be an sbp. Received: sbp=flow.sbp.split, not called. Write the "
                     "axis to split, as in flow.sbp.split(0)"
                 )
             _check_function(sbp)
             self._function = sbp
         else:
-            self._for_all = Decision(None, _checked(sbp, placement, or_rules=True))
+            self.for_all = Decision(None, self._target(sbp, or_rules=True), "sbp")
+
+    @property
+    def names_placements(self) -> bool:
+        """Whether a :class:`Placed` stands in the rules themselves."""
+        return self.has_placements and self._function is None
 
     def decide(self, owner: Any, path: str, tensor: Any, label: str) -> Decision:
         """What is asked for ``tensor``, which the module ``owner`` holds under ``path``.
@@ -64,55 +76,54 @@ class SbpRules:
         Raises :class:`ConversionError` where no pattern matches, or a function returns neither
         an sbp nor None; ``label`` names the tensor in it.
         """
-        if self._for_all is not None:
-            return self._for_all
+        if self.for_all is not None:
+            return self.for_all
         if self._function is not None:
-            return Decision(None, self._asked(label, self._function(owner, path, tensor)))
-        found = self.stated(owner, path)
+            target = self._asked(label, self._function(owner, path, tensor))
+            return Decision(None, target, "the sbp function")
+        found = self.stated(type(owner), path)
         if found is None:
             raise ConversionError(
                 f"{label}: no rule of sbp matches it. Expected: a pattern for {path!r} or "
-                f"{_by_class(owner, path)!r}. Received: {', '.join(map(repr, self._by_pattern))}. "
+                f"{by_class(type(owner), path)!r}. Received: "
+                f"{', '.join(one.pattern.shown for one in self.decisions if one.pattern)}. "
                 "Add one; '*' as the last pattern matches all the rest, and None as the sbp "
                 "leaves a tensor local"
             )
         return found
 
-    def stated(self, owner: Any, path: str) -> Decision | None:
+    def stated(self, owner: type, path: str) -> Decision | None:
         """What can be said without the caller's function; None where nothing is said."""
-        if not self._by_pattern:
-            return self._for_all
-        names = (path, _by_class(owner, path))
-        for pattern, decision in self._by_pattern.items():
-            if any(fnmatchcase(name, pattern) for name in names):
+        for decision in self.decisions:
+            if decision.pattern is not None and decision.pattern.matches(owner, path):
                 return decision
-        return None
+        return self.for_all
 
-    def unused(self, used: Collection[str]) -> list[str]:
-        """The patterns that are not in ``used``, in their order.
+    def placement_for(self, owner: Any, path: str, tensor: Any, label: str) -> Decision | None:
+        """Of a buffer that is broadcast anyway: what says where; None: it is as for all."""
+        if not self.has_placements:
+            return None
+        if self._function is not None:
+            return self.decide(owner, path, tensor, label)
+        return self.stated(type(owner), path)
 
-        A last ``"*"`` is for what the others leave over, and may have nothing to do.
-        """
-        patterns = list(self._by_pattern)
-        last = len(patterns) - 1
-        return [
-            pattern
-            for at, pattern in enumerate(patterns)
-            if pattern not in used and not (pattern == "*" and at == last)
-        ]
+    def _target(self, value: Any, or_rules: bool = False) -> Target | None:
+        if value is None and not or_rules:
+            return None
+        target = target_of(value, self._placement, self._is_here, or_rules)
+        self.has_placements |= isinstance(value, Placed)
+        return target
 
-    def _wish(self, value: Any) -> Wish:
-        return None if value is None else _checked(value, self._placement)
-
-    def _rule(self, pattern: str, value: Any) -> Decision:
+    def _rule(self, key: Any, value: Any) -> Decision:
+        pattern = Pattern(key)
         try:
-            return Decision(pattern, self._wish(value))
+            return Decision(pattern, self._target(value), pattern.text)
         except (SpecError, SpecTypeError) as error:
-            raise type(error)(f"in the rule {pattern!r}: {error}") from error
+            raise type(error)(f"in the rule {pattern.shown}: {error}") from error
 
-    def _asked(self, label: str, answer: Any) -> Wish:
+    def _asked(self, label: str, answer: Any) -> Target | None:
         try:
-            return self._wish(answer)
+            return self._target(answer)
         except (SpecError, SpecTypeError) as error:
             raise ConversionError(
                 f"{label}: the sbp function returned what it cannot. {error}"
@@ -121,27 +132,47 @@ class SbpRules:
     def __str__(self) -> str:
         if self._function is not None:
             return getattr(self._function, "__name__", "a callable")
-        if self._for_all is not None:
-            return show_sbp(self._for_all.sbp or ())
-        rules = (f"{key!r}: {sbp and show_sbp(sbp)}" for key, sbp in self._by_pattern.values())
+        if self.for_all is not None:
+            return self._show(self.for_all.target)
+        rules = (
+            f"{one.pattern.shown}: {self._show(one.target)}"
+            for one in self.decisions
+            if one.pattern is not None
+        )
         return f"{{{', '.join(rules)}}}"
 
-
-def _by_class(owner: Any, path: str) -> str:
-    return f"{type(owner).__name__}.{path.rsplit('.', 1)[-1]}"
+    def _show(self, target: Target | None) -> str:
+        if target is None:
+            return "None"
+        if target.layout is not None and target.layout.placement == self._placement:
+            return show_sbp(target.sbp)
+        where = "nearest" if target.layout is None else target.layout.placement
+        return f"Placed({where}, {show_sbp(target.sbp)})"
 
 
 def _check_function(function: Callable[..., Any]) -> None:
+    check_signature(
+        function,
+        (None, "", None),
+        "an sbp function must have three parameters, the owner module, the path and the tensor",
+        "sbp",
+        "lambda owner, path, tensor: flow.sbp.broadcast",
+    )
+
+
+def check_signature(
+    function: Callable[..., Any], arguments: tuple[Any, ...], must: str, option: str, example: str
+) -> None:
+    """Raise :class:`SpecTypeError` where a function cannot be called with these arguments."""
     signature = _signature(function)
     if signature is None:
         return
     try:
-        signature.bind(None, "", None)
+        signature.bind(*arguments)
     except TypeError as error:
         raise SpecTypeError(
-            f"an sbp function must have three parameters, the owner module, the path and the "
-            f"tensor. Received: sbp={short_repr(function)}, which takes {signature}. Write, for "
-            "example, lambda owner, path, tensor: flow.sbp.broadcast"
+            f"{must}. Received: {option}={short_repr(function)}, which takes {signature}. Write, "
+            f"for example, {example}"
         ) from error
 
 
@@ -157,32 +188,3 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
         return inspect.signature(function)
     except (TypeError, ValueError):  # of a partial of a built-in one
         return None
-
-
-def _pattern(key: Any) -> str:
-    if not isinstance(key, str):
-        raise SpecTypeError(
-            "each key of sbp must be a glob pattern such as 'blocks.*.weight' or "
-            f"'Embedding.weight'. Received: {short_repr(key)} in sbp"
-        )
-    return key
-
-
-def _checked(sbp: Any, placement: Any, or_rules: bool = False) -> NdSbp:
-    dims = placement.ranks.ndim
-    given = tuple(sbp) if isinstance(sbp, (list, tuple)) else (sbp,)
-    for one in given:
-        if not isinstance(one, flow.sbp.sbp):
-            raise SpecTypeError(
-                f"sbp must be {_SBPS}, a list or tuple of these with one per placement "
-                f"dimension, {_MORE if or_rules else 'or None to leave it local'}. "
-                f"Received: {'' if one is sbp else f'{short_repr(one)} in '}sbp={short_repr(sbp)}. "
-                "Write, for example, flow.sbp.broadcast"
-            )
-    if len(given) != dims:
-        raise SpecError(
-            f"sbp must have one entry per placement dimension, here {dims}. Received: "
-            f"{len(given)} in sbp={short_repr(sbp)}, placement={placement!r}. "
-            f"Write, for example, sbp=[{', '.join(['flow.sbp.broadcast'] * dims)}]"
-        )
-    return given

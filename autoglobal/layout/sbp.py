@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from typing import Any, Optional
+from typing import Any
 
 import oneflow as flow
 
 Sbp = Any  # oneflow.sbp.sbp; OneFlow ships no types
 NdSbp = tuple[Sbp, ...]  # one per placement dimension
-Wish = Optional[NdSbp]  # None: the tensor stays local
 
 BROADCAST = flow.sbp.broadcast
 PARTIAL_SUM = flow.sbp.partial_sum

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields
 from functools import cached_property
-from typing import Any, Literal, TypedDict, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, TypedDict, TypeVar, get_args, get_origin, get_type_hints
 
-import oneflow as flow
-
-from .._compat import world_size
 from .._text import short_repr
 from ..errors import ConversionError, SpecError, SpecTypeError
+from .placed import Target, check_placement, check_type
 from .placement import PlacementLayout, Shape, layout_of
 from .rules import SbpRules
 from .sbp import BROADCAST, NdSbp, show_sbp, split_axis
@@ -24,6 +22,7 @@ When = Literal["assign", "exit"]
 Existing = Literal["keep", "error", "convert"]
 Buffers = Literal["broadcast", "sbp", False]
 Unsplittable = Literal["error", "broadcast"]
+Unused = Literal["warn", "error"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -33,7 +32,8 @@ TIMEOUT = 600.0  # seconds, as for PyTorch's NCCL
 class Options(TypedDict, total=False):
     """The options of a conversion, for the types of entry points that take all of them.
 
-    A test holds that they are the fields of :class:`GlobalSpec`, less ``when``.
+    A test holds that they, with those of :class:`CallOptions`, are the fields of
+    :class:`GlobalSpec`, less ``when``.
     """
 
     source: Source
@@ -43,6 +43,12 @@ class Options(TypedDict, total=False):
     same_placement: bool
     check: bool
     timeout: float
+
+
+class CallOptions(Options, total=False):
+    """The same with those of a call, which has an end."""
+
+    unused: Unused
 
 
 @dataclass(frozen=True)
@@ -63,24 +69,21 @@ class GlobalSpec:
     same_placement: bool = False
     check: bool = True
     timeout: float = TIMEOUT
+    unused: Unused = "warn"
+    is_here: ClassVar[bool] = True
     rules: SbpRules = field(init=False, repr=False, compare=False)
     layout: PlacementLayout = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _check_placement(self.placement)
+        (check_placement if self.is_here else check_type)(self.placement)
         object.__setattr__(self, "layout", layout_of(self.placement))
-        object.__setattr__(self, "rules", SbpRules(self.sbp, self.placement))
-        for option, allowed in _CHOICES.items():
-            value = getattr(self, option)
-            # By type as well: 0 and False are equal.
-            if not any(type(value) is type(known) and value == known for known in allowed):
-                raise SpecError(
-                    f"{option} must be one of {', '.join(map(repr, allowed))}. "
-                    f"Received: {option}={short_repr(value)}"
-                )
-        check_flag("same_placement", self.same_placement)
-        check_flag("check", self.check)
-        _check_timeout(self.timeout)
+        object.__setattr__(self, "rules", SbpRules(self.sbp, self.placement, self.is_here))
+        check_options({one.name: getattr(self, one.name) for one in OPTIONS})
+        if self.same_placement and self.rules.names_placements:
+            raise SpecError(
+                "same_placement=True and Placed contradict each other. Expected: one placement for "
+                f"all. Received: sbp={self.rules}. Write same_placement=False"
+            )
 
     @cached_property
     def statements(self) -> list[str]:
@@ -95,19 +98,23 @@ class GlobalSpec:
             ),
         ]
 
-    def fit(self, label: str, kind: Kind, shape: Shape, sbp: NdSbp, source: Source) -> NdSbp:
-        """``sbp`` as a tensor of this shape can have it.
+    def fit(
+        self, label: Callable[[], str], kind: Kind, shape: Shape, target: Target, source: Source
+    ) -> NdSbp:
+        """The sbp of a ``target`` as a tensor of this shape can have it.
 
         ``shape`` is the logical shape with ``source="full"`` and the local component's with
-        ``source="shard"``; ``label`` names the tensor in the :class:`ConversionError` that is
+        ``source="shard"``; ``label()`` names the tensor in the :class:`ConversionError` that is
         raised where it cannot be split as asked for.
         """
-        known = self._fitting.get((shape, sbp, source))
+        layout, sbp = target
+        assert layout is not None
+        known = self._fitting.get((shape, layout, sbp, source))
         if known is not None:
             return known
         fitting = list(sbp)
         smallest = dict(enumerate(shape))  # the shortest part so far, along each axis
-        for dim, (one, ranks) in enumerate(zip(sbp, self.layout.hierarchy)):
+        for dim, (one, ranks) in enumerate(zip(sbp, layout.hierarchy)):
             axis = split_axis(one)
             if axis is None:
                 continue
@@ -116,28 +123,34 @@ class GlobalSpec:
             elif shape == () or self.unsplittable == "broadcast":
                 fitting[dim] = BROADCAST
             else:
-                raise ConversionError(self._cannot_split(label, kind, shape, sbp, dim))
-        found = self._fitting[shape, sbp, source] = tuple(fitting)
+                raise ConversionError(_cannot_split(label(), kind, shape, sbp, dim, ranks))
+        found = self._fitting[shape, layout, sbp, source] = tuple(fitting)
         return found
 
     @cached_property
-    def _fitting(self) -> dict[tuple[Shape, NdSbp, Source], NdSbp]:
+    def _fitting(self) -> dict[tuple[Shape, PlacementLayout, NdSbp, Source], NdSbp]:
         """What fitted before: many tensors have one shape."""
         return {}
 
-    def _cannot_split(self, label: str, kind: Kind, shape: Shape, sbp: NdSbp, dim: int) -> str:
-        axis = split_axis(sbp[dim])
-        ranks = self.layout.hierarchy[dim]
-        if axis is not None and axis < len(shape):
-            over = "ranks" if len(sbp) == 1 else f"ranks of placement dimension {dim}"
-            problem = f"axis {axis} is too short to be split over the {ranks} {over}"
-        else:
-            problem = f"there is no axis {axis} to split"
-        return (
-            f"{label}: {problem}. Expected: a {kind} that {show_sbp(sbp)} can split. "
-            f"Received: shape {shape}. Write unsplittable='broadcast' to make such tensors "
-            "broadcast, or give this one flow.sbp.broadcast by a rule or a scope of its own"
-        )
+
+def _cannot_split(label: str, kind: Kind, shape: Shape, sbp: NdSbp, dim: int, ranks: int) -> str:
+    axis = split_axis(sbp[dim])
+    if axis is not None and axis < len(shape):
+        over = "ranks" if len(sbp) == 1 else f"ranks of placement dimension {dim}"
+        problem = f"axis {axis} is too short to be split over the {ranks} {over}"
+    else:
+        problem = f"there is no axis {axis} to split"
+    return (
+        f"{label}: {problem}. Expected: a {kind} that {show_sbp(sbp)} can split. "
+        f"Received: shape {shape}. Write unsplittable='broadcast' to make such tensors "
+        "broadcast, or give this one flow.sbp.broadcast by a rule or a scope of its own"
+    )
+
+
+class DistantSpec(GlobalSpec):
+    """The same for ranks and devices that need not exist here."""
+
+    is_here = False
 
 
 OPTIONS = [one for one in fields(GlobalSpec) if one.init and one.name not in ("placement", "sbp")]
@@ -146,27 +159,50 @@ _TYPES = get_type_hints(GlobalSpec)
 _CHOICES: dict[str, tuple[object, ...]] = {
     name: get_args(hint) for name, hint in _TYPES.items() if get_origin(hint) is Literal
 }
-# The options of a class and of a call. Neither has an end, so that there is no "when".
+# A call is its own end, so that there is no "when"; a class has no end at all.
 CALL_OPTIONS = [one for one in OPTIONS if one.name != "when"]
+CLASS_OPTIONS = [one for one in CALL_OPTIONS if one.name != "unused"]
 
 
-def takes_options(function: F) -> F:
-    """Show :data:`CALL_OPTIONS` one by one in the signature of a function with ``**options``."""
-    shown = inspect.signature(function)
-    parameters = [one for one in shown.parameters.values() if one.kind is not one.VAR_KEYWORD]
-    own = [one for one in parameters if one.kind is not one.KEYWORD_ONLY]
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    more = [
-        inspect.Parameter(one.name, keyword, default=one.default, annotation=_TYPES[one.name])
-        for one in CALL_OPTIONS
-    ]
-    new = shown.replace(parameters=[*own, *more, *parameters[len(own) :]])
-    function.__signature__ = new  # type: ignore[attr-defined]
-    function.__annotations__ = {
-        **{name: one for name, one in function.__annotations__.items() if name != "options"},
-        **{one.name: one.annotation for one in more},
-    }
-    return function
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raise :class:`SpecError` or :class:`SpecTypeError` for a value that an option cannot have."""
+    for option, value in options.items():
+        allowed = _CHOICES.get(option)
+        # By type as well: 0 and False are equal.
+        if allowed is not None and not any(
+            type(value) is type(known) and value == known for known in allowed
+        ):
+            raise SpecError(
+                f"{option} must be one of {', '.join(map(repr, allowed))}. "
+                f"Received: {option}={short_repr(value)}"
+            )
+        if _TYPES[option] is bool:
+            check_flag(option, value)
+    if "timeout" in options:
+        _check_timeout(options["timeout"])
+
+
+def takes_options(taken: Sequence[Field[Any]]) -> Callable[[F], F]:
+    """Show these options one by one in the signature of a function with ``**options``."""
+
+    def show(function: F) -> F:
+        shown = inspect.signature(function)
+        parameters = [one for one in shown.parameters.values() if one.kind is not one.VAR_KEYWORD]
+        own = [one for one in parameters if one.kind is not one.KEYWORD_ONLY]
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        more = [
+            inspect.Parameter(one.name, keyword, default=one.default, annotation=_TYPES[one.name])
+            for one in taken
+        ]
+        new = shown.replace(parameters=[*own, *more, *parameters[len(own) :]])
+        function.__signature__ = new  # type: ignore[attr-defined]
+        function.__annotations__ = {
+            **{name: one for name, one in function.__annotations__.items() if name != "options"},
+            **{one.name: one.annotation for one in more},
+        }
+        return function
+
+    return show
 
 
 def check_names(function: str, options: Mapping[str, Any]) -> None:
@@ -174,10 +210,6 @@ def check_names(function: str, options: Mapping[str, Any]) -> None:
     for name in options:
         if all(name != one.name for one in CALL_OPTIONS):
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
-
-
-def _count(world: int) -> str:
-    return "is 1 rank (rank 0)" if world == 1 else f"are {world} ranks (0 to {world - 1})"
 
 
 def check_flag(option: str, value: Any) -> None:
@@ -205,36 +237,3 @@ def _divides(length: int, ranks: int) -> bool:
     # Uneven pieces are fine, an empty one beside others aborts the process; where the whole
     # axis is empty OneFlow 0.9.0 divides it without complaint.
     return length >= ranks or length == 0
-
-
-def _check_placement(placement: Any) -> None:
-    if not isinstance(placement, flow.placement):
-        raise SpecTypeError(
-            "placement must be a flow.placement, such as flow.placement('cpu', ranks=[0, 1]). "
-            f"Received: placement={short_repr(placement)}"
-        )
-    world = world_size()
-    ranks = [int(rank) for rank in placement.ranks.flatten()]
-    outside = [rank for rank in ranks if not 0 <= rank < world]
-    if outside:
-        launch = "python -m oneflow.distributed.launch --nproc_per_node"
-        more = f", or start the program with {launch} {max(ranks) + 1}" * (max(ranks) >= world)
-        raise SpecError(
-            f"placement must name ranks that exist, and there {_count(world)}. Received: rank "
-            f"{outside[0]} in placement={placement!r}. Use other ranks{more}"
-        )
-    if placement.type == "cuda":
-        _check_cuda(placement, ranks, world)
-
-
-def _check_cuda(placement: Any, ranks: list[int], world: int) -> None:
-    devices = flow.cuda.device_count() if flow.cuda.is_available() else 0
-    # For all ranks and not this one alone, or the others would go on and wait for this one.
-    per_node = max(1, world // flow.env.get_node_size())
-    needed = max(rank % per_node for rank in ranks) + 1
-    if devices < needed:
-        raise SpecError(
-            f"placement needs {needed} CUDA device{'s'[: needed > 1]} on each machine and "
-            f"{devices or 'none'} can be used on this one. Received: placement={placement!r}. "
-            "Use a 'cpu' placement, fewer ranks, or a CUDA build of OneFlow with its driver"
-        )

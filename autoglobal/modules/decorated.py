@@ -13,12 +13,18 @@ from .hook import Assignment, Find, put_on_class
 class ClassHandler(Protocol):
     """What a decorated class does with what is assigned to its instances.
 
-    One with a ``spec`` states its layout and keeps it inside a scope; one without follows.
+    One that ``states`` its layout keeps it inside a scope; one that does not follows.
     """
 
-    spec: Optional[GlobalSpec]
+    states: bool
 
     def on_assign(self, assignment: Assignment) -> Any: ...
+
+    def spec_of(self, module: Module) -> Optional[GlobalSpec]:
+        """What it states for an instance; the caller's function may be asked for its placement."""
+
+    def known_spec(self) -> Optional[GlobalSpec]:
+        """The same for all instances, where nobody has to be asked."""
 
 
 # By id and not in a WeakKeyDictionary: a metaclass may have an __eq__ and no __hash__.
@@ -54,6 +60,18 @@ def handler_of(kind: type) -> ClassHandler | None:
 
 
 def stated_spec(module: Module) -> GlobalSpec | None:
-    """What the module's class states, if it does."""
+    """What the module's class states for it, if it does."""
     handler = handler_of(type(module))
-    return None if handler is None else handler.spec
+    return None if handler is None else handler.spec_of(module)
+
+
+def known_spec(module: Module) -> GlobalSpec | None:
+    """The same as far as it is known without a call of the user's code."""
+    handler = handler_of(type(module))
+    return None if handler is None else handler.known_spec()
+
+
+def follows(module: Module) -> bool:
+    """Whether the module's class is decorated, and states no layout."""
+    handler = handler_of(type(module))
+    return handler is not None and not handler.states

@@ -5,14 +5,15 @@ Nothing here runs an operation, meets another rank, or calls the code of a user'
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 from oneflow import Tensor, nn
 
 from .._compat import Module
 from ..layout.spec import GlobalSpec, Kind
-from .decorated import stated_spec
+from .decorated import known_spec
 from .registry import NON_PERSISTENT, STORES, TENSOR_STORES, join, store
 
 # What OneFlow keeps for itself in a module's __dict__: the registry, a cache of _apply, the weights
@@ -22,6 +23,10 @@ _OWN = {
     *(NON_PERSISTENT, "_oneflow_internal_module_tensor_applied_dict__"),
     *("_flat_weights", "_bucket_tensors"),
 }
+
+
+SpecOf = Callable[[Module], Optional[GlobalSpec]]
+_NAMES = 32  # of one module below one that was met before
 
 
 class Node:
@@ -45,12 +50,11 @@ class Node:
         rule_path: str | None = None,
         above: Node | None = None,
     ) -> None:
-        stated = stated_spec(module)
         self.root = root
         self.path = path
         self.module = module
-        self.spec = spec if stated is None else stated
-        self.rule_path = "" if stated is not None else path if rule_path is None else rule_path
+        self.spec = spec
+        self.rule_path = path if rule_path is None else rule_path
         self.above = above
         self.again = False
 
@@ -59,21 +63,30 @@ class Node:
         """The module's name in messages."""
         return join(self.root, self.path) if self.path else self.root
 
-    def children(self, skip: Container[str] = ()) -> Iterator[Node]:
+    def let_state(self, spec_of: SpecOf | None) -> Node:
+        """Take what the module's class states, if it does."""
+        stated = None if spec_of is None else spec_of(self.module)
+        if stated is not None:
+            self.spec, self.rule_path = stated, ""
+        return self
+
+    def children(self, spec_of: SpecOf | None, skip: Container[str] = ()) -> Iterator[Node]:
         for name, child in store(self.module, "_modules").items():
             if child is not None and name not in skip:
                 path = join(self.path, name)
                 # Nearly always one string: rules see another path below a class that states one.
                 same = self.rule_path is self.path
                 rule_path = path if same else join(self.rule_path, name)
-                yield Node(self.root, path, child, self.spec, rule_path, self)
+                yield Node(self.root, path, child, self.spec, rule_path, self).let_state(spec_of)
 
-    def ancestors(self) -> set[int]:
-        found, node = set(), self.above
-        while node is not None:
-            found.add(id(node.module))
+    def is_below_itself(self, until: Node | None = None) -> bool:
+        """Whether the module is above itself, looking no further up than ``until``."""
+        node = self
+        while node is not until and node.above is not None:
             node = node.above
-        return found
+            if node.module is self.module:
+                return True
+        return False
 
 
 def walk(
@@ -82,31 +95,43 @@ def walk(
     *,
     root: str = "",
     spec: GlobalSpec | None = None,
+    spec_of: SpecOf | None = None,
+    above: Node | None = None,
     again: bool = False,
     rings: bool = False,
     skip: Callable[[Module], Container[str]] | None = None,
 ) -> Iterator[Node]:
     """The module and all below it, each once, in the order in which they are registered.
 
-    ``again``: what has several names comes under each of them. Below a module that was met before
-    each module comes once more, however many ways lead to it, so that layers shared over and over
-    do not take for ever. ``rings``: so does a module that one of its own children holds, and what
-    is below it. ``skip`` gives the names of a module that are not to be followed.
+    ``spec_of`` gives what a module's class states; ``above`` is the module that this one is below.
+    ``again``: what has several names comes under each of them; below a module that was met before
+    under 32 of them at most, so that layers shared over and over do not take for ever. ``rings``:
+    so does a module that one of its own children holds, and what is below it. ``skip`` gives the
+    names of a module that are not to be followed.
     """
     met: set[int] = set()
-    waiting = [(Node(root, path, module, spec), met)]
+    first = Node(root, path, module, spec, above=above).let_state(spec_of)
+    names: Counter[int] = Counter()  # of modules below one that was met before
+    # With each node: at or below which node of a module that was met before it lies.
+    waiting: list[tuple[Node, Node | None]] = [(first, None)]
     while waiting:
-        node, known = waiting.pop()
-        if id(node.module) not in known:
-            known.add(id(node.module))
-            node.again = known is not met
-            yield node
-            children = node.children(() if skip is None else skip(node.module))
-            waiting.extend((child, known) for child in reversed([*children]))
-        elif again and known is met:
-            above = set() if rings else node.ancestors()
-            if id(node.module) not in above:
-                waiting.append((node, above))
+        node, since = waiting.pop()
+        key = id(node.module)
+        if since is not None:
+            if names[key] >= _NAMES or node.is_below_itself(since if rings else None):
+                continue
+            names[key] += 1
+            node.again = True
+        elif key not in met:
+            met.add(key)
+        elif again and (rings or not node.is_below_itself()):
+            since = node
+            node.again = True
+        else:
+            continue
+        yield node
+        children = node.children(spec_of, () if skip is None else skip(node.module))
+        waiting.extend((child, since) for child in reversed([*children]))
 
 
 def tensors(module: Module) -> Iterator[tuple[str, Tensor]]:
@@ -152,7 +177,7 @@ class Held(NamedTuple):
 def held_by(module: Module) -> list[Held]:
     """The Parameters and buffers of a tree, each once, in the order of the module."""
     found: dict[int, Held] = {}
-    for node in walk(module, again=True):
+    for node in walk(module, again=True, spec_of=known_spec):
         for kind, which in TENSOR_STORES:
             for name, tensor in store(node.module, which).items():
                 if tensor is not None:

@@ -150,8 +150,13 @@ def _stated(name: Name) -> _Stated | None:
     if name.kind == "buffer" and spec.buffers != "sbp":
         return spec.placement, spec.layout.broadcast if spec.buffers == "broadcast" else None
     # Not a function, because it is the caller's own code, which a report must not run.
-    stated = spec.rules.stated(name.owner, name.rule_path)
-    return None if stated is None else (spec.placement, stated.sbp)
+    stated = spec.rules.stated(type(name.owner), name.rule_path)
+    if stated is None:
+        return None
+    if stated.target is None:
+        return spec.placement, None
+    layout = stated.target.layout  # None: where other tensors are, which is no statement
+    return None if layout is None else (layout.placement, stated.target.sbp)
 
 
 def _show_stated(stated: _Stated) -> str:

@@ -90,10 +90,9 @@ class ActiveScope(Frame, Records):
                 if error is None and self.deferred is not None:
                     session.convert(self.deferred.add_to, "close", "", what)
                 elif error is None:
+                    session.warn()
                     session.meet("close", what)
         finally:
             # The record may stay for long, and needs none of these.
             self.handler = self.deferred = None
             del self._session
-        if error is None:
-            session.warn()

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
 from oneflow import nn
 
+from .._compat import Module
 from .._text import short_repr
 from ..conversion.session import Session
 from ..errors import ConversionError, SpecTypeError
 from ..layout.sbp import BROADCAST
-from ..layout.spec import CALL_OPTIONS, GlobalSpec, Options, takes_options
+from ..layout.spec import CLASS_OPTIONS, GlobalSpec, Options, takes_options
 from ..modules.decorated import decorate
 from ..modules.hook import Assignment, watch_global
 from ..modules.registry import has_own_methods
@@ -27,7 +28,7 @@ C = TypeVar("C", bound=type)
 class _Handler:
     """What is done with an assignment to an instance of a decorated class."""
 
-    spec: GlobalSpec | None = None
+    states = False
 
     def on_assign(self, assignment: Assignment) -> Any:
         # Methods of the class's own, which the class's hook lies above, may register something
@@ -44,6 +45,14 @@ class _Handler:
             if below:
                 installer.release(watch_global=False)
 
+    def spec_of(self, module: Module) -> GlobalSpec | None:
+        """What the class states for an instance."""
+        return None
+
+    def known_spec(self) -> GlobalSpec | None:
+        """The same, where it is the same for all instances."""
+        return None
+
     def _spec_for(self, assignment: Assignment) -> GlobalSpec | None:
         raise NotImplementedError
 
@@ -59,11 +68,19 @@ class _Handler:
 class _Stating(_Handler):
     """A class that knows its placement and sbp."""
 
+    states = True
+
     def __init__(self, spec: GlobalSpec) -> None:
-        self.spec = spec
+        self._spec = spec
+
+    def spec_of(self, module: Module) -> GlobalSpec | None:
+        return self._spec
+
+    def known_spec(self) -> GlobalSpec | None:
+        return self._spec
 
     def _spec_for(self, assignment: Assignment) -> GlobalSpec | None:
-        return self.spec
+        return self.spec_of(assignment.module)
 
     def _convert(self, spec: GlobalSpec, assignment: Assignment) -> Any:
         result = super()._convert(spec, assignment)
@@ -140,7 +157,7 @@ def auto_global(kind: C, /) -> C: ...
 def auto_global(placement: Any, sbp: Any, **options: Unpack[Options]) -> _Decorator: ...
 
 
-@takes_options
+@takes_options(CLASS_OPTIONS)
 def auto_global(placement: Any, sbp: Any = _ABSENT, **options: Any) -> Any:
     """Make global whatever is assigned to an instance of a class, in ``__init__`` and later.
 
@@ -212,7 +229,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
                 f"when={short_repr(value)}. Write @global_scope(..., when='exit') on the function "
                 "that builds the module"
             )
-        known = [one.name for one in CALL_OPTIONS]
+        known = [one.name for one in CLASS_OPTIONS]
         if name not in known:
             raise SpecTypeError(
                 f"auto_global has no option {name!r}. Received: {name}={short_repr(value)}. "

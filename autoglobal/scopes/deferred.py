@@ -63,12 +63,12 @@ class Deferred:
         """Take all that was assigned into a plan, as one value."""
         for root in self._roots():
             label = type(root).__name__
-            for node in walk(root, skip=self._names_of):
+            for node in walk(root, root=label, skip=self._names_of):
                 names = self._names_of(node.module)
-                plan.add_names(label, node.module, node.path, names)
+                plan.add_names(node, names)
                 for name, child in store(node.module, "_modules").items():
                     if child is not None and name in names:
-                        plan.add_tree(label, child, join(node.path, name))
+                        plan.add_tree(label, child, join(node.path, name), node)
             if plan.spec.same_placement:
                 plan.look_at(label, root)
 

@@ -13,6 +13,7 @@ from ..layout.spec import (
     GlobalSpec,
     Source,
     Unsplittable,
+    Unused,
     When,
 )
 from ..modules.hook import Assignment
@@ -69,11 +70,14 @@ class global_scope(ScopeContext[ActiveScope]):
         placement: a ``flow.placement``, 1-D or n-D.
         sbp: one sbp; a list or tuple with one per placement dimension; a mapping of glob
             patterns to either, or to None for "stays local"; or a callable ``(owner_module,
-            path, tensor)`` that returns one of these. Patterns are matched, case and all, against
-            the path (``"sub.attn.weight"``; ``*`` matches dots too) and against
-            ``"OwnerClass.attribute"`` (``"Embedding.weight"``), and the first match wins; where
-            none matches that is an error. With ``when="assign"`` the path starts at the name that
-            is assigned, so inside a constructor it is that name alone.
+            path, tensor)`` that returns one of these. In place of an sbp it may be
+            :class:`autoglobal.Placed`, for another placement. Patterns are matched, case and all,
+            against the path (``"sub.attn.weight"``; ``*`` matches dots too, and a leading ``*.``
+            matches at the top level), against the paths of the modules above (``"sub.attn"``), and
+            against ``"OwnerClass.attribute"`` (``"Embedding.weight"``, ``"Embedding"``). A key may
+            be a class of modules, or an ``re.compile()`` that has to match the whole path. The
+            first match wins; where none matches that is an error. With ``when="assign"`` the path
+            starts at the name that is assigned, so inside a constructor it is that name alone.
             ``partial_sum`` is passed on as it is; OneFlow's initialisers raise on such a tensor,
             so a layer that initialises itself cannot be built under it.
         source: ``"full"``: each rank's local tensor is the whole logical tensor, the logical
@@ -106,6 +110,9 @@ class global_scope(ScopeContext[ActiveScope]):
             ``ONEFLOW_TIMEOUT_SECONDS`` is smaller). After that the process says on stderr what it
             was converting and for whom it waits, and ends with exit code 124: a wait inside
             OneFlow cannot be given up.
+        unused: what to do with a pattern of ``sbp`` that decides for no tensor: ``"warn"``, or
+            ``"error"`` for a ConversionError on every rank: with ``when="exit"`` before anything
+            has changed, else as the block ends.
 
     Raises:
         SpecTypeError: placement or sbp is of another type; raised here, where the scope is made.
@@ -122,10 +129,14 @@ class global_scope(ScopeContext[ActiveScope]):
             block by an exception of its own, that one keeps it.
 
     Warns:
-        UnusedRuleWarning: a pattern of ``sbp`` matched nothing by the time the scope closes.
+        UnusedRuleWarning: a pattern of ``sbp`` has decided for no tensor by the time the scope
+            closes: the sentence says why, and what to write. With ``when="exit"`` this and the next
+            ones come before anything has changed. All are shown on rank 0 alone; where a filter
+            makes an error of one, each rank raises it.
         LateRuleWarning: with ``when="assign"``, a rule by path met what a constructor inside the
             block had assigned, and another rule decided, under a shorter path.
-        TiedRulesWarning: the rules differ over a tensor that is tied; the first met is taken.
+        TiedRulesWarning: the rules differ over a tensor that is tied; the first met is taken, and
+            any before ``"*"``.
     """
 
     for_a_class = "@auto_global(placement, sbp) for a class"
@@ -143,6 +154,7 @@ class global_scope(ScopeContext[ActiveScope]):
         same_placement: bool = False,
         check: bool = True,
         timeout: float = TIMEOUT,
+        unused: Unused = "warn",
     ) -> None:
         super().__init__()
         self._spec = GlobalSpec(
@@ -156,6 +168,7 @@ class global_scope(ScopeContext[ActiveScope]):
             same_placement=same_placement,
             check=check,
             timeout=timeout,
+            unused=unused,
         )
 
     def new_frame(self) -> ActiveScope:

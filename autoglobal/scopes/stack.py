@@ -136,7 +136,7 @@ def find(module: Module) -> Handler | None:
         return frame.handler
     own = handler_of(type(module))
     # A class that states its layout keeps it. One that has none of its own takes the scope's.
-    return frame.handler if own is None or own.spec is None else own
+    return frame.handler if own is None or not own.states else own
 
 
 installer = Installer(find)

@@ -40,11 +40,22 @@ class TensorConversion:
 
     ``path`` names it and ``kind`` says what it is; ``grad`` is the conversion of its gradient.
     ``check``: the ranks have to agree on it. ``wanted`` are the ranks that lack the first rank's
-    values, ``digest`` is that of this rank's.
+    values, ``digest`` is that of this rank's. ``is_placed``: a rule has named the placement.
     """
 
     __slots__ = (
-        *("check", "digest", "grad", "kind", "layout", "logical", "path", "result", "sbp"),
+        *(
+            "check",
+            "digest",
+            "grad",
+            "is_placed",
+            "kind",
+            "layout",
+            "logical",
+            "path",
+            "result",
+            "sbp",
+        ),
         *("shape", "state", "tensor", "wanted"),
     )
 
@@ -65,6 +76,7 @@ class TensorConversion:
         self.layout = layout
         self.sbp = sbp
         self.check = check
+        self.is_placed = False
         self.grad: TensorConversion | None = None
         self.result: Tensor = None
         self.digest: bytes | None = None
@@ -114,7 +126,13 @@ class TensorConversion:
         else:
             where = tensor.device.type
             where += ", not initialised yet" * (self.state == "uninitialized")
-        rest = _rest(tensor.dtype, where, tensor.requires_grad, self.sbp)
+        rest = _rest(
+            tensor.dtype,
+            where,
+            tensor.requires_grad,
+            self.sbp,
+            self.layout if self.is_placed else None,
+        )
         return f"{self.kind} {self.path}, shape {shape}, {rest}"
 
     def convert(self) -> None:
@@ -137,9 +155,12 @@ class TensorConversion:
 
 
 @lru_cache(maxsize=1024)
-def _rest(dtype: Any, where: str, requires_grad: bool, sbp: NdSbp) -> str:
+def _rest(
+    dtype: Any, where: str, requires_grad: bool, sbp: NdSbp, placed: PlacementLayout | None
+) -> str:
     grad = ", requires_grad" if requires_grad else ""
-    return f"{dtype}, {where}{grad}, to be {show_sbp(sbp)}"
+    on = "" if placed is None else f" on {placed.placement}"
+    return f"{dtype}, {where}{grad}, to be {show_sbp(sbp)}{on}"
 
 
 def convert_batch(

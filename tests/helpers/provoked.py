@@ -8,11 +8,13 @@ import oneflow as flow
 from oneflow import nn
 
 from autoglobal import (
+    Placed,
     auto_global,
     describe,
     global_scope,
     local_scope,
     local_to_global,
+    nearest,
     optimizer_to_global,
 )
 from autoglobal.commands.cli import _seconds
@@ -78,6 +80,18 @@ def beside_another():
     return m
 
 
+def near_another():
+    m = beside_another()
+    m.new = parameter(A)
+    return m
+
+
+def near_two_placements():
+    m = near_another()
+    m.near = nn.Parameter(flow.zeros(8, 4, placement=ON_ONE, sbp=B))
+    local_to_global(m, ON_ONE, Placed(nearest, B))
+
+
 def of_a_result():
     with global_scope(ON_ONE, B):
         Model().register_buffer("new", parameter(A) * 2)
@@ -130,12 +144,18 @@ def late():
 
 # What provokes it, and words that it must hold: the option or the path, and what was received.
 CASES = {
-    "spec.py _check_placement": [
-        (scope("cpu", B), "placement", "'cpu'"),
+    "placed.py check_type": [(scope("cpu", B), "placement", "'cpu'")],
+    "placed.py check_placement": [
         (scope(flow.placement("cpu", [0, 7]), B), "rank 7", "[0, 7]", "--nproc_per_node 8"),
     ],
-    "spec.py _check_cuda": [(scope(flow.placement("cuda", [0]), B), "placement", "cuda", "none")],
-    "spec.py GlobalSpec.__post_init__": [(scope(source="half"), "source='half'", "'shard'")],
+    "placed.py _check_cuda": [(scope(flow.placement("cuda", [0]), B), "placement", "cuda", "none")],
+    "spec.py GlobalSpec.__post_init__": [
+        (
+            scope(ON_ONE, Placed(ELSEWHERE, [B, B]), same_placement=True),
+            *("same_placement=True", "Placed(", "same_placement=False"),
+        )
+    ],
+    "spec.py check_options": [(scope(source="half"), "source='half'", "'shard'")],
     "spec.py check_flag": [(scope(check=1), "check=1"), (scope(same_placement=None), "=None")],
     "registry.py check_module": [
         (lambda: local_to_global([linear(A)], ON_ONE, B), "module=[<module Linear>]", "ModuleList"),
@@ -153,12 +173,16 @@ CASES = {
         (scope(ON_ONE, {}), "sbp={}"),
         (scope(ON_ONE, flow.sbp.split), "sbp=flow.sbp.split", "split(0)"),
     ],
-    "rules.py _check_function": [
+    "rules.py check_signature": [
         (scope(ON_ONE, lambda tensor: B), "sbp=<function", "(tensor)", "lambda owner, path, tensor")
     ],
-    "rules.py _pattern": [(scope(ON_ONE, {3: B}), "sbp", "Received: 3")],
-    "rules.py _checked": [
-        (scope(ON_ONE, "broadcast"), "Received: sbp='broadcast'"),
+    "patterns.py Pattern.__init__": [(scope(ON_ONE, {3: B}), "sbp", "Received: 3", "re.compile")],
+    "placed.py check_sbps": [
+        (scope(ON_ONE, "broadcast"), "Received: sbp='broadcast'", "Write flow.sbp.broadcast"),
+        (scope(ON_ONE, "S0"), "Received: sbp='S0'", "Write flow.sbp.split(0)"),
+        (scope(ON_ONE, [("0.*", S0)]), "sbp=dict([('0.*', "),
+    ],
+    "placed.py checked_sbp": [
         (scope(ON_ONE, [B, B]), "2 in sbp=", "placement=", "sbp=[flow.sbp.broadcast]"),
     ],
     "rules.py SbpRules._rule": [(scope(ON_ONE, {"*": 3}), "in the rule '*'", "sbp=3")],
@@ -190,6 +214,10 @@ CASES = {
     ],
     "plan.py Plan.settle": [
         (
+            assigned(to=beside_another, same_placement=True),
+            *("Model.new", "Model.far", "[0]", "[[0]]", "same_placement=False"),
+        ),
+        (
             lambda: local_to_global(beside_another(), ON_ONE, B, existing="error"),
             *("Model.far", "existing='error'"),
         ),
@@ -200,11 +228,18 @@ CASES = {
         (in_a_graph, "Model.new", "inside nn.Graph.build", "(8, 4)"),
         (lambda: in_threads(assigned()), "Model.new", "in the thread 'Thread-", "(8, 4)"),
     ],
-    "plan.py Plan._refuse_two_placements": [
+    "plan.py Plan._resolved": [
         (
-            assigned(to=beside_another, same_placement=True),
-            *("Model.new", "Model.far", "[0]", "[[0]]", "same_placement=False"),
-        ),
+            lambda: local_to_global(near_another(), ON_ONE, Placed(nearest, S0)),
+            *("Model.new", "nearest", "Placed(nearest, ["),
+        )
+    ],
+    "plan.py Plan._nearest": [
+        (assigned(ON_ONE, Placed(nearest, B)), "Model.new", "nearest", "when='exit'"),
+        (near_two_placements, "Model.new", "far on", "near on", "Placed(placement, sbp)"),
+    ],
+    "session.py Session.warn": [
+        (assigned(ON_ONE, {"x": B, "*": B}, unused="error"), "the rule 'x'", "matched nothing"),
     ],
     "plan.py Plan._decide": [(of_a_result, "Model.new", "grad_fn", "(8, 4)", ".detach()")],
     "optimizer_to_global.py optimizer_to_global": [
@@ -228,7 +263,7 @@ CASES = {
 
 # The same of warnings, each of which names a rule.
 WARNINGS = {
-    "session.py Session.warn": [
+    "session.py warn_once": [
         (lambda: local_to_global(linear(A), ON_ONE, {"x.*": B, "*": B}), "the rule 'x.*'"),
         (tied, "Model.a and Model.b", "'a'", "'b'"),
         (late, "the rule 'sub.weight'", "Model.sub.weight", "when='exit'"),
@@ -249,5 +284,5 @@ ELSEWHERE_OR_NEVER = {
     "context.py _Suspendable._closed": "Python's own sign that a generator was closed",
 }
 if flow.cuda.is_available():
-    del CASES["spec.py _check_cuda"]
-    ELSEWHERE_OR_NEVER["spec.py _check_cuda"] = "where there is no CUDA device"
+    del CASES["placed.py _check_cuda"]
+    ELSEWHERE_OR_NEVER["placed.py _check_cuda"] = "where there is no CUDA device"

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import oneflow as flow
 from oneflow import nn
@@ -135,3 +140,19 @@ class Snapshot:
         assert [entry[:2] for entry in now] == [entry[:2] for entry in self._before]
         for (where, name, before), (_, _, after) in zip(self._before, now):
             assert after is before, f"{where} {name} has changed"
+
+
+@contextmanager
+def warns(category: type[Warning], match: str = "") -> Iterator[list[warnings.WarningMessage]]:
+    """Expect a warning for all ranks: rank 0 shows it, and the others show none of its kind.
+
+    The list holds what was shown, once the block is over.
+    """
+    told: list[warnings.WarningMessage] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield told
+    told += [one for one in caught if issubclass(one.category, category)]
+    assert bool(told) == (flow.env.get_rank() == 0)
+    for one in told:
+        assert re.search(match, str(one.message)), one.message

@@ -22,7 +22,7 @@ from autoglobal import (
     global_scope,
     local_to_global,
 )
-from autoglobal.layout.spec import OPTIONS, GlobalSpec, Options
+from autoglobal.layout.spec import OPTIONS, CallOptions, GlobalSpec, Options
 from tests.helpers.scopes import METHODS, clean
 from tests.helpers.support import (
     S0,
@@ -336,16 +336,18 @@ def test_a_refused_option_on_one_rank_only_leaves_the_others_alone(P, rank, worl
 def test_the_options_are_the_same_everywhere():
     """They are stated in global_scope; the other entry points and their types derive from these."""
     stated = inspect.signature(global_scope).parameters
-    endless = {name: one for name, one in stated.items() if name != "when"}
-    for function in (local_to_global, auto_global):
+    of_a_call = {name: one for name, one in stated.items() if name != "when"}
+    endless = {name: one for name, one in of_a_call.items() if name != "unused"}
+    for function, known in ((local_to_global, of_a_call), (auto_global, endless)):
         shown = inspect.signature(function).parameters
-        for name, one in endless.items():
+        for name, one in known.items():
             if name not in ("placement", "sbp"):
                 assert shown[name].default == one.default
                 assert shown[name].kind == one.kind
-        assert set(shown) - set(endless) <= {"module", "progress"}
+        assert set(shown) - set(known) <= {"module", "progress"}
         assert "when" not in shown
-    options = get_type_hints(Options)
     fields = get_type_hints(GlobalSpec)
-    assert options == {name: fields[name] for name in endless if name not in ("placement", "sbp")}
+    for types, known in ((CallOptions, of_a_call), (Options, endless)):
+        own = {name: fields[name] for name in known if name not in ("placement", "sbp")}
+        assert get_type_hints(types) == own
     assert {one.name for one in OPTIONS} == set(stated) - {"placement", "sbp"}

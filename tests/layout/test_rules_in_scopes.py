@@ -26,13 +26,14 @@ from tests.helpers.support import (
     linear,
     parameter,
     tensor,
+    warns,
 )
 
 W = counted(8, 4)
 
 
 def unused(action) -> list[str]:
-    """What the warnings about unused rules say."""
+    """What the warnings about unused rules say; they are shown on rank 0."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         action()
@@ -209,11 +210,12 @@ def test_the_kind_of_the_warning():
     assert issubclass(UnusedRuleWarning, UserWarning)
 
 
-def test_a_pattern_that_matched_nothing_in_a_call(P):
+def test_a_pattern_that_matched_nothing_in_a_call(P, rank):
     m = linear(W)
-    said = "\n".join(unused(lambda: local_to_global(m, P, {"weigth": S1, "bais*": B, "*": S0})))
-    assert "weigth" in said
-    assert "bais*" in said
+    said = unused(lambda: local_to_global(m, P, {"weigth": S1, "bais*": B, "*": S0}))
+    if rank == 0:
+        assert "weigth" in said[0]
+        assert "bais*" in said[1]
     assert_global(m.weight, W, P, S0)
 
 
@@ -230,9 +232,11 @@ def test_a_pattern_that_matched_nothing_by_the_time_the_scope_closes(P):
             m.new = parameter(W)
             m.used_late = parameter(W)
 
-    (said,) = unused(action)
-    assert "never" in said
-    assert "used_late" not in said
+    for said in unused(action):
+        assert "never" in said
+        assert "the rule 'used_late'" not in said
+    with warns(UnusedRuleWarning):
+        action()
     assert_global(m.used_late, W, P, S0)
 
 
@@ -259,7 +263,7 @@ def test_a_call_that_fails_does_not_warn(P):
 def test_a_rule_by_path_that_came_after_the_constructor_is_told(P):
     m = Model()
     with (
-        pytest.warns(LateRuleWarning, match=r"'sub\.\*'.*Model\.sub\.weight.*when='exit'"),
+        warns(LateRuleWarning, match=r"'sub\.\*'.*Model\.sub\.weight.*when='exit'"),
         global_scope(P, {"sub.*": S0, "*": B}),
     ):
         m.sub = nn.Linear(4, 8)
@@ -303,13 +307,13 @@ def in_a_call(P):
 
 @pytest.mark.parametrize("action", [in_a_block, in_a_function, in_a_call])
 def test_a_warning_names_the_line_of_the_caller(P, action):
-    with pytest.warns(UnusedRuleWarning) as caught:
+    with warns(UnusedRuleWarning) as caught:
         action(P)
-    assert [one.filename for one in caught] == [__file__]
+    assert {one.filename for one in caught} <= {__file__}
 
 
 def test_a_warning_reaches_code_that_has_no_name(P):
     """Such code is run by ``exec`` with globals of its own."""
     code = "with global_scope(P, RULES):\n    pass"
-    with pytest.warns(UnusedRuleWarning):
+    with warns(UnusedRuleWarning):
         exec(code, {"global_scope": global_scope, "P": P, "RULES": RULES})

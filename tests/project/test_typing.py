@@ -32,9 +32,9 @@ from oneflow import nn
 
 from autoglobal import (
     ActiveScope, AutoglobalError, ConversionError, DivergenceError, LateRuleWarning, OneFlowMissing,
-    Kept, Left, Record, Report, SpecError, SpecTypeError, SplitUpdateWarning,
+    Kept, Left, Placed, Record, Report, SpecError, SpecTypeError, SplitUpdateWarning,
     TiedRulesWarning, UnusedRuleWarning, __version__, auto_global, current_scope, describe,
-    global_scope, local_scope, local_to_global, optimizer_to_global,
+    global_scope, local_scope, local_to_global, nearest, optimizer_to_global,
 )
 
 P, B, S0 = flow.placement("cpu", ranks=[0]), flow.sbp.broadcast, flow.sbp.split(0)

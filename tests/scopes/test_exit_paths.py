@@ -18,6 +18,7 @@ from tests.helpers.support import (
     local_names,
     parameter,
     tensor,
+    warns,
 )
 
 W = counted(8, 4)
@@ -123,7 +124,7 @@ def test_a_callable_sees_whole_paths_as_the_block_closes(P):
 
 
 def test_a_pattern_that_matched_nothing(P):
-    with pytest.warns(UnusedRuleWarning, match="never"):  # noqa: SIM117
+    with warns(UnusedRuleWarning, match="never"):  # noqa: SIM117
         with global_scope(P, {"never.*": S1, "*": S0}, when="exit"):
             m = nn.Linear(4, 8)
     assert m.weight.sbp == (S0,)
