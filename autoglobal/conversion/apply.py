@@ -56,7 +56,7 @@ def apply_plan(
     meets = world_size() > 1 and (check or any(one.check for one in batch))
     meets = meets and (bool(batch) or proposal.event == "close")
     if meets:
-        proposal.options += _options(present)
+        proposal.options = _options(present)
     convert_batch(batch, proposal if meets else None, digested=digested, progress=progress)
     known = _known_buffers(new_buffers, buffers, proposal, meets) if new_buffers else {}
     for planned in present:
@@ -82,7 +82,8 @@ def _start(planned: PlannedTensor, batch: list[TensorConversion]) -> TensorConve
     conversion = TensorConversion(
         planned.label, planned.kind, tensor, layout, sbp, is_shard=is_shard, check=spec.check
     )
-    conversion.is_placed = is_placed = layout is not spec.layout
+    # By value: of more placements than are remembered there may be two objects for one.
+    conversion.is_placed = is_placed = layout is not spec.layout and layout != spec.layout
     planned.conversion = conversion
     batch.append(conversion)
     grad = tensor.grad

@@ -22,22 +22,20 @@ from ..layout.spec import GlobalSpec, Kind
 from ..layout.unused import Seen
 from ..modules.decorated import stated_spec
 from ..modules.registry import STORE_OF, TENSOR_STORES, join, store
-from ..modules.tree import Node, tensors, walk
+from ..modules.tree import Node, placements_in, tensors, walk
 from ..tensors.batch import TensorConversion
 
 Place = tuple[Module, str, str]  # a module, one of its stores, a name in it
 
 
 class ByRule(NamedTuple):
-    """By which rule a tensor has become global, and where it was then.
+    """By which rule a tensor has become global.
 
     The tensor is held, because another one could have its id afterwards.
     """
 
     spec: GlobalSpec
     decision: Decision
-    label: str
-    places: list[Place]
     tensor: Tensor
 
 
@@ -542,10 +540,7 @@ class Plan:
         """The placements of the global tensors of a tree, each with a path there."""
         found = self._nearby.get(id(module))
         if found is None:
-            found = self._nearby[id(module)] = {}
             assigned = self._assigned
             but = assigned[1] if assigned is not None and assigned[0] is module else None
-            for path, tensor in tensors(module):
-                if tensor.is_global and path.partition(".")[0] != but:
-                    found.setdefault(tensor.placement, path)
+            found = self._nearby[id(module)] = placements_in(module, but)
         return found

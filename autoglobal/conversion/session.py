@@ -54,7 +54,7 @@ class Session:
         self._by_rule: dict[int, ByRule] = {}
         self._buffers = ReplacedBuffers()
         self._used: set[Pattern] = set()
-        self._seen: set[Seen] = set()
+        self._seen: dict[Seen, None] = {}  # in their order, so that all ranks say the same
         self._conflicts: list[str] = []
         self._late: dict[Pattern, str] = {}
         self._kept_otherwise: dict[Pattern, str] = {}
@@ -136,7 +136,7 @@ class Session:
         if not self.spec.rules.decisions:
             return
         self._used |= plan.used
-        self._seen.update(plan.seen())
+        self._seen.update(dict.fromkeys(plan.seen()))
         self._late.update(plan.late)
         self._kept_otherwise.update(plan.kept_otherwise)
 
@@ -197,7 +197,7 @@ class Session:
             self._own[id(tensor)] = tensor
         decision = planned.decision
         if decision is not None and decision.pattern is not None:
-            by = ByRule(planned.spec, decision, planned.label, planned.places, tensor)
+            by = ByRule(planned.spec, decision, tensor)
             self._by_rule[id(tensor)] = by
         if is_new:
             self.records.add_converted(planned, tensor)

@@ -143,6 +143,15 @@ def tensors(module: Module) -> Iterator[tuple[str, Tensor]]:
                     yield join(node.path, name), tensor
 
 
+def placements_in(module: Module, but: str | None = None) -> dict[Any, str]:
+    """The placements of a tree's global tensors, each with a path there; ``but``: not that name."""
+    found: dict[Any, str] = {}
+    for path, tensor in tensors(module):
+        if tensor.is_global and path.partition(".")[0] != but:
+            found.setdefault(tensor.placement, path)
+    return found
+
+
 class Name(NamedTuple):
     """One name of a tensor, and the module that holds it under that name."""
 

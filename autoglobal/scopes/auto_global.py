@@ -16,7 +16,7 @@ from ..layout.spec import CLASS_OPTIONS, GlobalSpec, Options, takes_options
 from ..modules.decorated import decorate
 from ..modules.hook import Assignment, watch_global
 from ..modules.registry import has_own_methods
-from ..modules.tree import tensors
+from ..modules.tree import placements_in, tensors
 from .stack import find, installer, open_frames
 
 if TYPE_CHECKING:
@@ -98,22 +98,18 @@ class _Following(_Handler):
         if not _has_local(assignment):
             return None
         module, name = assignment.module, assignment.name
-        found: dict[str, Any] = {}  # a path on each placement
-        for path, tensor in tensors(module):
-            there = tensor.is_global and path.split(".")[0] != name  # what it replaces is no guide
-            if there and all(tensor.placement != known for known in found.values()):
-                found[path] = tensor.placement
+        found = placements_in(module, but=name)  # what it replaces is no guide
         if not found:
             return None
         kind = type(module).__name__
         if len(found) > 1:
-            where = ", ".join(f"{kind}.{path} on {known}" for path, known in found.items())
+            where = ", ".join(f"{kind}.{path} on {known}" for known, path in found.items())
             raise ConversionError(
                 f"{kind}.{name}: @auto_global follows the placement of the global tensors that "
                 f"are there. Expected: one placement. Received: {where}. Assign it inside "
                 "global_scope(placement, sbp), or state them: @auto_global(placement, sbp)"
             )
-        (placement,) = found.values()
+        (placement,) = found
         return GlobalSpec(placement, [BROADCAST] * placement.ranks.ndim)
 
 
