@@ -14,8 +14,9 @@ from .._compat import this_rank, world_size
 from .._text import short_repr
 from ..modules.registry import check_module
 from ..modules.tree import held_by, unregistered_in
-from . import drawing, table
+from . import drawing
 from .rows import Row, Total, rows_of, totals_of, unregistered_rows
+from .table import sheet_of
 from .warnings import ReportWarning, warnings_of
 
 
@@ -94,7 +95,7 @@ class Report:
 
     def text(self) -> str:
         """The table in plain text, wherever the standard output goes."""
-        return table.plain_text(self)
+        return sheet_of(self).text()
 
     def draw(self, path: str | os.PathLike[str], *, limit: int = 60) -> None:
         """Write an SVG of each tensor cut over the ranks, on the rank that calls this.
@@ -125,15 +126,15 @@ class Report:
         drawing.draw(self, path, limit)
 
     def __str__(self) -> str:
-        return table.printed(self)
+        return sheet_of(self).printed()
 
     __repr__ = __str__  # what a prompt shows
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        return table.render(self, console, options)
+        yield sheet_of(self)
 
     def _repr_html_(self) -> str:
-        return table.html(self)
+        return sheet_of(self).html()
 
 
 def describe(module: Any) -> Report:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -19,7 +20,6 @@ from .rows import Row, Total, kind_of, show_placement
 if TYPE_CHECKING:
     from .describe import Report
 
-_COLUMNS = ("path", "class", "kind", "shape", "here", "dtype", "placement", "sbp", "bytes here")
 _WIDE = 100_000  # columns: nothing is folded
 _READABLE = 100  # columns of text, at least
 # Neither terminal nor notebook, because the result has to be the same wherever a process runs.
@@ -28,39 +28,95 @@ _NAMES = 3  # other names of one tensor that are shown
 _NOTEBOOK = '<pre style="white-space:pre; overflow-x:auto; line-height:normal">{code}</pre>'
 
 
-def render(report: Report, console: Console, options: ConsoleOptions) -> RenderResult:
-    """What rich prints: one line a tensor, or two where they do not fit."""
-    table = _wide(report, box.ROUNDED)
-    if _width(console, table) > options.max_width:
-        table = _narrow(report)
-    yield from _around(report, table)
+class Columns(NamedTuple):
+    """The heads of a table's columns; ``pairs``: how they are stacked where there is no room.
+
+    Of each pair the second stands below the first, and a third one behind the second.
+    """
+
+    names: Sequence[str]
+    pairs: Sequence[Sequence[int]]
+
+    def justify(self, index: int) -> Any:
+        return "right" if self.names[index].startswith("bytes") else "left"
 
 
-def plain_text(report: Report) -> str:
-    """Lines of any length, of ASCII characters but for names, without codes for colours."""
-    stream = io.StringIO()
-    console = Console(file=stream, width=_WIDE, color_system=None, **_NO_SCREEN)
-    console.print(Group(*_around(report, _wide(report, box.MARKDOWN))))
-    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
+class Line(NamedTuple):
+    """The cells of one row, and the style of it."""
+
+    cells: Sequence[str]
+    style: Optional[str] = None
 
 
-def printed(report: Report) -> str:
-    """What suits the standard output as it is now."""
-    console = Console(force_jupyter=False)
-    if not console.is_terminal:
-        return plain_text(report)
-    with console.capture() as capture:
-        console.print(report)
-    return capture.get().rstrip("\n")
+@dataclass(frozen=True)
+class Sheet:
+    """What is shown of a report: a title, a table, and below it some lines and the warnings."""
 
+    title: str
+    columns: Columns
+    lines: Sequence[Line]
+    below: Sequence[str]
+    warnings: Sequence[str]
 
-def html(report: Report) -> str:
-    """What a notebook shows, as wide as the table."""
-    console = Console(file=io.StringIO(), record=True, width=_WIDE, **_NO_SCREEN)
-    table = _wide(report, box.ROUNDED)
-    console.width = max(_READABLE, _width(console, table))
-    console.print(Group(*_around(report, table)))
-    return console.export_html(inline_styles=True, code_format=_NOTEBOOK)
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """What rich prints: one line a tensor, or two where they do not fit."""
+        table = self._wide(box.ROUNDED)
+        if _width(console, table) > options.max_width:
+            table = self._narrow()
+        yield from self._around(table)
+
+    def text(self) -> str:
+        """Lines of any length, of ASCII characters but for names, without codes for colours."""
+        stream = io.StringIO()
+        console = Console(file=stream, width=_WIDE, color_system=None, **_NO_SCREEN)
+        console.print(Group(*self._around(self._wide(box.MARKDOWN))))
+        return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
+
+    def printed(self) -> str:
+        """What suits the standard output as it is now."""
+        console = Console(force_jupyter=False)
+        if not console.is_terminal:
+            return self.text()
+        with console.capture() as capture:
+            console.print(self)
+        return capture.get().rstrip("\n")
+
+    def html(self) -> str:
+        """What a notebook shows, as wide as the table."""
+        console = Console(file=io.StringIO(), record=True, width=_WIDE, **_NO_SCREEN)
+        table = self._wide(box.ROUNDED)
+        console.width = max(_READABLE, _width(console, table))
+        console.print(Group(*self._around(table)))
+        return console.export_html(inline_styles=True, code_format=_NOTEBOOK)
+
+    def _around(self, table: Table) -> Iterator[RenderableType]:
+        yield Text(printable(self.title), style="bold")
+        yield table
+        for line in self.below:
+            yield Text(printable(line))
+        if self.warnings:
+            yield Text("Warnings:", style="bold yellow")
+        for warning in self.warnings:
+            yield Text(f"- {printable(warning)}")
+
+    def _wide(self, lines: box.Box) -> Table:
+        table = Table(box=lines, header_style="bold")
+        for index, name in enumerate(self.columns.names):
+            table.add_column(name, justify=self.columns.justify(index))
+        for line in self.lines:
+            table.add_row(*map(_cell, line.cells), style=line.style)
+        return table
+
+    def _narrow(self) -> Table:
+        table = Table(box=box.ROUNDED, header_style="bold", show_lines=True)
+        for pair in self.columns.pairs:
+            # Folded and not cut, because a reader cannot see what a table leaves out.
+            table.add_column(_stacked(self.columns.names, pair), overflow="fold")
+        for line in self.lines:
+            cells = [printable(cell) for cell in line.cells]
+            stacked = (_stacked(cells, pair) for pair in self.columns.pairs)
+            table.add_row(*map(Text, stacked), style=line.style)
+        return table
 
 
 def _width(console: Console, table: Table) -> int:
@@ -68,54 +124,39 @@ def _width(console: Console, table: Table) -> int:
     return Measurement.get(console, console.options.update(max_width=_WIDE), table).maximum
 
 
-def _around(report: Report, table: Table) -> Iterator[RenderableType]:
-    """The title, the table, and below it the totals and the warnings."""
-    yield Text(printable(report.title), style="bold")
-    yield table
-    for total in report.totals:
-        yield Text(_total(total))
-    if report.warnings:
-        yield Text("Warnings:", style="bold yellow")
-    for warning in report.warnings:
-        yield Text(f"- {printable(warning.text)}")
-
-
-def _wide(report: Report, lines: box.Box) -> Table:
-    table = Table(box=lines, header_style="bold")
-    for name in _COLUMNS:
-        table.add_column(name, justify="right" if name == _COLUMNS[-1] else "left")
-    for row, style in _styled(report):
-        table.add_row(*map(_cell, _cells(row)), style=style)
-    return table
-
-
-def _narrow(report: Report) -> Table:
-    table = Table(box=box.ROUNDED, header_style="bold", show_lines=True)
-    for name in ("path\nclass, kind", "shape\nhere", "dtype\nbytes here", "placement\nsbp"):
-        # Folded and not cut, because a reader cannot see what a table leaves out.
-        table.add_column(name, overflow="fold")
-    for row, style in _styled(report):
-        path, owner, kind, shape, here, dtype, placement, sbp, nbytes = map(_cell, _cells(row))
-        pairs = ((path, owner + ", " + kind), (shape, here), (dtype, nbytes), (placement, sbp))
-        table.add_row(*(Text("\n").join(pair) for pair in pairs), style=style)
-    return table
-
-
-def _styled(report: Report) -> Iterator[tuple[Row, str | None]]:
-    local = [warning.paths for warning in report.warnings if warning.kind == "local"]
-    marked = {path for paths in local for path in paths}
-    for row in report.rows:
-        yield row, "yellow" if row.path in marked else None
+def _stacked(cells: Sequence[str], pair: Sequence[int]) -> str:
+    first, *others = (cells[index] for index in pair)
+    return f"{first}\n{', '.join(others)}"
 
 
 def _cell(text: str) -> Text:
     return Text(printable(text))
 
 
+_OF_REPORT = Columns(
+    ("path", "class", "kind", "shape", "here", "dtype", "placement", "sbp", "bytes here"),
+    ((0, 1, 2), (3, 4), (5, 8), (6, 7)),
+)
+
+
+def sheet_of(report: Report) -> Sheet:
+    """The table of what a module holds."""
+    local = [warning.paths for warning in report.warnings if warning.kind == "local"]
+    marked = {path for paths in local for path in paths}
+    return Sheet(
+        report.title,
+        _OF_REPORT,
+        [
+            Line([*_cells(row)], "yellow" if row.path in marked else None)
+            for row in report.rows
+        ],
+        [*map(show_total, report.totals)],
+        [warning.text for warning in report.warnings],
+    )
+
+
 def _cells(row: Row) -> Iterator[str]:
-    more = (f"{len(row.tied) - _NAMES} more",) if len(row.tied) > _NAMES else ()
-    also = ", ".join(row.tied[:_NAMES] + more)
-    yield f"{row.path} (also {also})" if also else row.path
+    yield show_names(row)
     yield row.owner
     yield kind_of(row)
     yield str(row.shape)
@@ -126,7 +167,15 @@ def _cells(row: Row) -> Iterator[str]:
     yield f"{row.nbytes:,}"
 
 
-def _total(total: Total) -> str:
+def show_names(row: Row) -> str:
+    """The path, and some of the other names that the tensor has."""
+    more = (f"{len(row.tied) - _NAMES} more",) if len(row.tied) > _NAMES else ()
+    also = ", ".join(row.tied[:_NAMES] + more)
+    return f"{row.path} (also {also})" if also else row.path
+
+
+def show_total(total: Total) -> str:
+    """How many tensors are there, and their bytes, in words."""
     where = "local" if total.placement is None else show_placement(total.placement)
     return (
         f"{where}: {total.tensors} tensor{'s' * (total.tensors != 1)}, {total.nbytes:,} bytes "
