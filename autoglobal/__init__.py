@@ -11,6 +11,7 @@
 - ``local_to_global``: a module that exists already
 - ``optimizer_to_global``: the optimizer that goes with it
 - ``current_scope``: the scope in force
+- ``preview``: what that would do, for a cluster that need not be there
 - ``describe``: what a module holds, where, and warnings
 
 What is done is told to the logger ``autoglobal``, which is silent until it is given a handler.
@@ -42,6 +43,7 @@ if not named_on_the_command_line():
         UnusedRuleWarning,
     )
     from .layout.placed import Placed, nearest
+    from .preview import Preview, preview
     from .report.describe import Report, describe
     from .scopes.active import ActiveScope
     from .scopes.auto_global import auto_global
@@ -57,6 +59,7 @@ __all__ = [
     "Left",
     "OneFlowMissing",
     "Placed",
+    "Preview",
     "Record",
     "Report",
     "SpecError",
@@ -73,6 +76,7 @@ __all__ = [
     "local_to_global",
     "nearest",
     "optimizer_to_global",
+    "preview",
 ]
 
 

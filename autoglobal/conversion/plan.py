@@ -134,9 +134,31 @@ class PlannedTensor:
         """Whether the rules decide on it, and not ``buffers``."""
         return self.kind == "parameter" or self.spec.buffers == "sbp"
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether it is global already and stays as it is."""
+        return bool(self.tensor.is_global) and self.spec.existing != "convert"
+
     def stated(self) -> Decision | None:
         """What the rules say of this name, as far as the caller's function is not needed."""
         return self.spec.rules.stated(type(self.node.module), self.rule_path)
+
+    def asks_otherwise(self) -> bool:
+        """Whether what the rules ask for a tensor that is kept is not what it has."""
+        target = None if self.decision is None else self.decision.target
+        if target is None:
+            return False
+        tensor = self.tensor
+        layout = layout_of(tensor.placement) if target.layout is None else target.layout
+        sbp = target.on(layout) if target.layout is None else target.sbp
+        if sbp is None or layout.placement != tensor.placement:
+            return True
+        try:
+            target = Target(layout, sbp)
+            sbp = self.spec.fit(lambda: self.label, self.kind, self.shape, target, "full")
+        except ConversionError:
+            return True
+        return bool(sbp != tuple(tensor.sbp))
 
 
 class Plan:
@@ -156,7 +178,8 @@ class Plan:
     ) -> None:
         self.spec = spec
         self.used: set[Pattern] = set()  # those of spec that decided something
-        self.conflicts: list[str] = []  # between the rules for one tensor, for a warning
+        # Between the rules for one tensor: two paths, and what to say of them.
+        self.conflicts: list[tuple[tuple[str, ...], str]] = []
         self.late: dict[Pattern, str] = {}  # one that came too late, and what to say of it
         self.kept_otherwise: dict[Pattern, str] = {}  # one that asks another layout than was kept
         self.is_due = False  # once it is settled: whether it changes anything
@@ -341,7 +364,7 @@ class Plan:
         tensor = met.tensor
         known = self._planned.get(id(tensor))
         if known is None:
-            if tensor.is_global and met.spec.existing != "convert":
+            if met.is_kept:
                 self._keep(met)
             else:
                 self._planned[id(tensor)] = met
@@ -390,7 +413,7 @@ class Plan:
                 "Write when='exit' for rules by path, or a pattern of the form "
                 "'OwnerClass.attribute'",
             )
-        elif before is None and self.asks_otherwise(met):
+        elif before is None and met.asks_otherwise():
             if met.spec is self.spec:
                 self.kept_otherwise.setdefault(
                     pattern,
@@ -400,24 +423,6 @@ class Plan:
                 )
             return
         self._use(met, pattern)
-
-    def asks_otherwise(self, kept: PlannedTensor) -> bool:
-        """Whether what the rules ask for a tensor that is kept is not what it has."""
-        target = None if kept.decision is None else kept.decision.target
-        if target is None:
-            return False
-        tensor = kept.tensor
-        layout = layout_of(tensor.placement) if target.layout is None else target.layout
-        sbp = target.on(layout) if target.layout is None else target.sbp
-        if sbp is None or layout.placement != tensor.placement:
-            return True
-        try:
-            sbp = kept.spec.fit(
-                lambda: kept.label, kept.kind, kept.shape, Target(layout, sbp), "full"
-            )
-        except ConversionError:
-            return True
-        return bool(sbp != tuple(tensor.sbp))
 
     def _use(self, met: PlannedTensor, pattern: Pattern) -> None:
         if met.spec is self.spec:
@@ -482,11 +487,12 @@ class Plan:
         for name, found, other in specific:
             if found.target != decision.target and name.path not in told:
                 told.add(name.path)
-                self.conflicts.append(
+                text = (
                     f"{decider.label} and {name.label} are one tensor, and the rules "
                     f"{pattern.shown} and {other.shown} of sbp differ. The first is taken. Write "
                     "the same sbp for both"
                 )
+                self.conflicts.append(((decider.path, name.path), text))
         met.spec = decider.spec
         return decision, decider.node
 

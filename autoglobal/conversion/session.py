@@ -13,7 +13,6 @@ from oneflow import Tensor
 from .._compat import this_rank, world_size
 from .._text import one_line
 from ..errors import (
-    ConversionError,
     DivergenceError,
     LateRuleWarning,
     TiedRulesWarning,
@@ -21,7 +20,7 @@ from ..errors import (
 )
 from ..layout.patterns import Pattern
 from ..layout.spec import GlobalSpec
-from ..layout.unused import Seen, unused_rules
+from ..layout.unused import Seen, refused, unused_rules
 from ..modules.hook import Assignment, under_way
 from ..modules.registry import STORE_OF, store
 from ..modules.uninitialized import is_uninitialized
@@ -108,7 +107,7 @@ class Session:
             return result
         if kind == "module" and module.__dict__["_modules"].get(name) is not assignment.value:
             return result  # the class keeps it elsewhere, or keeps another one
-        self._conflicts += plan.conflicts
+        self._conflicts += [text for _, text in plan.conflicts]
         try:
             changing, sent = self._apply(plan, "value", title, uninitialized=uninitialized)
         except BaseException:
@@ -173,7 +172,7 @@ class Session:
         take_in(plan)
         plan.settle()
         self._learn(plan)
-        self._conflicts += plan.conflicts
+        self._conflicts += [text for _, text in plan.conflicts]
         self.warn()
         changing, sent = self._apply(plan, event, title, **how)
         self._note(plan, title, changing, 0, sent)
@@ -279,10 +278,7 @@ class Session:
         """
         unused = unused_rules(self.spec, self._used, self._seen, self._kept_otherwise)
         if unused and self.spec.unused == "error":
-            raise ConversionError(
-                "Expected with unused='error': each rule of sbp decides for a tensor. Received: "
-                f"{'; '.join(unused)}"
-            )
+            raise refused(unused)
         messages: list[tuple[str, type[Warning]]] = [
             *((message, TiedRulesWarning) for message in self._conflicts),
             *((message, LateRuleWarning) for message in self._late.values()),

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import NamedTuple
 
 from .._text import printable
+from ..errors import ConversionError
 from .patterns import Pattern, by_class
 from .rules import SbpRules
 from .spec import GlobalSpec
@@ -43,6 +44,14 @@ def unused_rules(
         for pattern in patterns
         if pattern not in used
     ]
+
+
+def refused(unused: Sequence[str]) -> ConversionError:
+    """What ``unused="error"`` makes of such sentences."""
+    return ConversionError(
+        "Expected with unused='error': each rule of sbp decides for a tensor. Received: "
+        f"{'; '.join(unused)}"
+    )
 
 
 def _sentence(spec: GlobalSpec, pattern: Pattern, seen: Collection[Seen]) -> str:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
 from .._compat import this_rank, world_size
-from .._text import short_repr
 from ..modules.registry import check_module
 from ..modules.tree import held_by, unregistered_in
 from . import drawing
-from .rows import Row, Total, rows_of, totals_of, unregistered_rows
+from .rows import Row, Total, at_path, rows_of, totals_of, unregistered_rows
 from .table import sheet_of
 from .warnings import ReportWarning, warnings_of
 
@@ -60,17 +58,7 @@ class Report:
         return len(self.rows)
 
     def __getitem__(self, path: str) -> Row:
-        for row in (*self.rows, *self.attributes):
-            if path == row.path or path in row.tied:
-                return row
-        paths = [row.path for row in (*self.rows, *self.attributes)]
-        close = get_close_matches(path, paths) if isinstance(path, str) else []
-        such_as = ", ".join(map(repr, close or paths[:3]))
-        raise KeyError(
-            f"{self.module} holds no tensor of this path. Expected: one of its paths"
-            f"{', such as ' * bool(paths)}{such_as}. Received: {short_repr(path)}. "
-            "Write print(report) to see them"
-        )
+        return at_path((*self.rows, *self.attributes), path, self.module)
 
     @property
     def title(self) -> str:

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, Literal, Optional
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import Any, Literal, Optional, Protocol, TypeVar
 
 from .._compat import Module, dtype_name, item_size, nbytes_of
-from ..layout.placement import Shape, layout_of
+from .._text import short_repr
+from ..layout.placement import PlacementLayout, Shape, layout_of
 from ..layout.sbp import NdSbp, show_sbp
 from ..modules.tree import Held, Unregistered
+
+
+class Named(Protocol):
+    """What has a path, and other names."""
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def tied(self) -> tuple[str, ...]: ...
+
+
+R = TypeVar("R", bound=Named)
 
 
 @dataclass(frozen=True)
@@ -52,6 +67,30 @@ class Row:
     def dtype_name(self) -> str:
         return dtype_name(self.dtype)
 
+    def component_on(self, rank: int) -> Shape:
+        """The shape of what lies on a rank; of a local tensor the same on each."""
+        if self.placement is None or self.sbp is None:
+            return self.shape
+        layout = layout_of(self.placement)
+        return layout.component(self.shape, self.sbp, layout.positions.get(rank))
+
+    def nbytes_on(self, rank: int) -> int:
+        """The bytes of that."""
+        return math.prod(self.component_on(rank)) * item_size(self.dtype)
+
+    def placed(self, shape: Shape, layout: PlacementLayout, sbp: NdSbp) -> Row:
+        """The row of the same tensor where it has this logical shape, placement and sbp."""
+        component = layout.component(shape, sbp, layout.position)
+        return replace(
+            self,
+            shape=shape,
+            component=component,
+            placement=layout.placement,
+            sbp=sbp,
+            device=None,
+            nbytes=math.prod(component) * item_size(self.dtype),
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """All of it in types that JSON has."""
         return {
@@ -87,6 +126,21 @@ class Total:
     def to_dict(self) -> dict[str, Any]:
         """All of it in types that JSON has."""
         return {**vars(self), "placement": placement_dict(self.placement)}
+
+
+def at_path(rows: Sequence[R], path: Any, module: str) -> R:
+    """The row of a tensor, by any of its names; ``module`` is the class in the KeyError."""
+    for row in rows:
+        if path == row.path or path in row.tied:
+            return row
+    paths = [row.path for row in rows]
+    close = get_close_matches(path, paths) if isinstance(path, str) else []
+    such_as = ", ".join(map(repr, close or paths[:3]))
+    raise KeyError(
+        f"{module} holds no tensor of this path. Expected: one of its paths"
+        f"{', such as ' * bool(paths)}{such_as}. Received: {short_repr(path)}. "
+        "Write print(report) to see them"
+    )
 
 
 def rows_of(held: Iterable[Held]) -> tuple[Row, ...]:
@@ -130,28 +184,22 @@ def totals_of(rows: Iterable[Row]) -> tuple[Total, ...]:
 
 def _row(path: str, owner: Module, tensor: Any, **known: Any) -> Row:
     shape = tuple(tensor.shape)
-    known.update(path=path, owner=type(owner).__name__, shape=shape, dtype=tensor.dtype)
-    known["requires_grad"] = bool(tensor.requires_grad)
-    if tensor.is_local:
-        return Row(
-            **known,
-            component=shape,
-            placement=None,
-            sbp=None,
-            device=str(tensor.device),
-            nbytes=nbytes_of(tensor),
-        )
-    placement, sbp = tensor.placement, tuple(tensor.sbp)
-    layout = layout_of(placement)
-    component = layout.component(shape, sbp, layout.position)
-    return Row(
+    row = Row(
         **known,
-        component=component,
-        placement=placement,
-        sbp=sbp,
-        device=None,
-        nbytes=math.prod(component) * item_size(tensor.dtype),
+        path=path,
+        owner=type(owner).__name__,
+        requires_grad=bool(tensor.requires_grad),
+        shape=shape,
+        component=shape,
+        dtype=tensor.dtype,
+        placement=None,
+        sbp=None,
+        device=str(tensor.device) if tensor.is_local else None,
+        nbytes=nbytes_of(tensor),
     )
+    if tensor.is_local:
+        return row
+    return row.placed(shape, layout_of(tensor.placement), tuple(tensor.sbp))
 
 
 def show_placement(placement: Any) -> str:

@@ -146,10 +146,7 @@ def sheet_of(report: Report) -> Sheet:
     return Sheet(
         report.title,
         _OF_REPORT,
-        [
-            Line([*_cells(row)], "yellow" if row.path in marked else None)
-            for row in report.rows
-        ],
+        [Line([*_cells(row)], "yellow" if row.path in marked else None) for row in report.rows],
         [*map(show_total, report.totals)],
         [warning.text for warning in report.warnings],
     )

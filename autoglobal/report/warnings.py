@@ -18,15 +18,17 @@ _SHOWN = 4  # paths in one sentence
 
 @dataclass(frozen=True)
 class ReportWarning:
-    """One fault of a module: its kind, the ``paths`` concerned (all of them), and a sentence.
+    """One fault of a module or a plan: its kind, all ``paths`` concerned, and a sentence.
 
     ``kind`` is ``"local"`` (local tensors in a module that holds global ones), ``"attribute"``
-    (local tensors that are kept and not registered), ``"tied"`` (classes state different layouts
-    for one tensor), ``"placements"`` (there are several) or ``"statistics"`` (a BatchNorm's running
-    statistics that are split, and so never updated).
+    (local tensors that are kept and not registered), ``"tied"`` (classes state, or
+    rules ask, different layouts for one tensor), ``"placements"`` (there are several) or
+    ``"statistics"`` (a BatchNorm's running statistics that are split, and so never updated). A
+    preview has ``"unused"`` (a rule that decides nothing; no paths) and ``"kept"`` (global
+    already, with another layout than a rule asks) as well.
     """
 
-    kind: Literal["local", "attribute", "tied", "placements", "statistics"]
+    kind: Literal["local", "attribute", "tied", "placements", "statistics", "unused", "kept"]
     paths: tuple[str, ...]
     text: str
 
@@ -58,7 +60,7 @@ def _mixed(rows: Sequence[Row]) -> Iterator[ReportWarning]:
         yield ReportWarning(
             "local",
             local,
-            f"local, while {others}: {_listed(local)}. An operation on both raises 'inconsistent "
+            f"local, while {others}: {listed(local)}. An operation on both raises 'inconsistent "
             "attributes'. Write local_to_global(module, placement, sbp)",
         )
 
@@ -69,7 +71,7 @@ def _unregistered(attributes: Sequence[Row]) -> Iterator[ReportWarning]:
         yield ReportWarning(
             "attribute",
             local,
-            f"neither a Parameter nor a buffer, so that no conversion touches it: {_listed(local)}."
+            f"neither a Parameter nor a buffer, so that no conversion touches it: {listed(local)}."
             " It stays local and is not saved. Write register_buffer(name, tensor), nn.ModuleList "
             "for a list of modules, or assign a global tensor",
         )
@@ -82,7 +84,7 @@ def _placements(rows: Sequence[Row]) -> Iterator[ReportWarning]:
             first.setdefault(row.placement, row.path)
     if len(first) < 2:
         return
-    where = _listed([f"{path} on {show_placement(place)}" for place, path in first.items()])
+    where = listed([f"{path} on {show_placement(place)}" for place, path in first.items()])
     yield ReportWarning(
         "placements",
         tuple(first.values()),
@@ -104,7 +106,7 @@ def _statistics(rows: Sequence[Row], held: Sequence[Held]) -> Iterator[ReportWar
         yield ReportWarning(
             "statistics",
             split,
-            f"running statistics that are split: {_listed(split)}. OneFlow 0.9.0 never updates "
+            f"running statistics that are split: {listed(split)}. OneFlow 0.9.0 never updates "
             "them, and does not say so. Write buffers='broadcast', or to_global(sbp="
             "flow.sbp.broadcast)",
         )
@@ -164,6 +166,7 @@ def _show_stated(stated: _Stated) -> str:
     return "local" if sbp is None else f"{show_sbp(sbp)} on {show_placement(placement)}"
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """The first few of them, and how many more there are."""
     more = len(names) - _SHOWN
     return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

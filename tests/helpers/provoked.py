@@ -255,9 +255,7 @@ CASES = {
         (drawn("/no/such/folder/m.svg"), "path='/no/such/folder/m.svg'"),
     ],
     "drawing.py _checked": [(drawn(3), "path=3"), (drawn("m.png"), "path='m.png'", "'m.svg'")],
-    "describe.py Report.__getitem__": [
-        (lambda: describe(linear(A))["wieght"], "Linear", "'weight'")
-    ],
+    "rows.py at_path": [(lambda: describe(linear(A))["wieght"], "Linear", "'weight'")],
     "cli.py _seconds": [(lambda: _seconds("0"), "'0'"), (lambda: _seconds("soon"), "'soon'")],
 }
 

@@ -32,9 +32,10 @@ from oneflow import nn
 
 from autoglobal import (
     ActiveScope, AutoglobalError, ConversionError, DivergenceError, LateRuleWarning, OneFlowMissing,
-    Kept, Left, Placed, Record, Report, SpecError, SpecTypeError, SplitUpdateWarning,
+    Kept, Left, Placed, Preview, Record, Report, SpecError, SpecTypeError, SplitUpdateWarning,
     TiedRulesWarning, UnusedRuleWarning, __version__, auto_global, current_scope, describe,
     global_scope, local_scope, local_to_global, nearest, optimizer_to_global,
+    preview,
 )
 
 P, B, S0 = flow.placement("cpu", ranks=[0]), flow.sbp.broadcast, flow.sbp.split(0)
@@ -94,6 +95,9 @@ def paths(report: Report) -> list[str]:
 
 model = Stating()
 reveal_type(describe(model))  # is: autoglobal.report.describe.Report
+reveal_type(preview(model, P, {"*": B}, unused="error"))  # is: autoglobal.preview.Preview
+reveal_type([row.rule for row in preview(model, P, B)])  # is: list[str | None]
+preview(model, P, B, when="exit")  # error: call-arg
 reveal_type(local_to_global(model, P, B, progress=True))  # is: user.Stating
 
 class Optimizer(flow.optim.SGD):
