@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Optional
 
 from .._compat import Module, Tensor, is_tracing
@@ -248,7 +249,7 @@ class Plan:
             path,
             root=root,
             spec=self.spec,
-            spec_of=stated_spec,
+            spec_of=partial(stated_spec, is_here=self.spec.is_here),
             above=above,
             again=True,
             rings=True,

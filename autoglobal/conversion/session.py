@@ -289,6 +289,14 @@ class Session:
             warn_once(message, category)
 
 
+def tell_refused(what: str, error: Exception, check: bool, timeout: float) -> None:
+    """Tell the other ranks that something was refused before there could be a session."""
+    if check and can_meet():
+        text = f"{what} was refused by {one_line(error)}"
+        with suppress(DivergenceError):
+            agree(Proposal("refused", Statement("", text), timeout))
+
+
 def warn_once(message: str, category: type[Warning]) -> None:
     """Warn the caller of the library, on rank 0.
 

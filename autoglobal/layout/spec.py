@@ -79,11 +79,7 @@ class GlobalSpec:
         object.__setattr__(self, "layout", layout_of(self.placement))
         object.__setattr__(self, "rules", SbpRules(self.sbp, self.placement, self.is_here))
         check_options({one.name: getattr(self, one.name) for one in OPTIONS})
-        if self.same_placement and self.rules.names_placements:
-            raise SpecError(
-                "same_placement=True and Placed contradict each other. Expected: one placement for "
-                f"all. Received: sbp={self.rules}. Write same_placement=False"
-            )
+        check_together(self.rules, self.same_placement)
 
     @cached_property
     def statements(self) -> list[str]:
@@ -180,6 +176,15 @@ def check_options(options: Mapping[str, Any]) -> None:
             check_flag(option, value)
     if "timeout" in options:
         _check_timeout(options["timeout"])
+
+
+def check_together(rules: SbpRules, same_placement: bool) -> None:
+    """Raise :class:`SpecError` where rules name placements and there is to be one only."""
+    if same_placement and rules.names_placements:
+        raise SpecError(
+            "same_placement=True and Placed contradict each other. Expected: one placement for "
+            f"all. Received: sbp={rules}. Write same_placement=False"
+        )
 
 
 def takes_options(taken: Sequence[Field[Any]]) -> Callable[[F], F]:

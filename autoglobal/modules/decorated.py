@@ -20,8 +20,11 @@ class ClassHandler(Protocol):
 
     def on_assign(self, assignment: Assignment) -> Any: ...
 
-    def spec_of(self, module: Module) -> Optional[GlobalSpec]:
-        """What it states for an instance; the caller's function may be asked for its placement."""
+    def spec_of(self, module: Module, is_here: bool) -> Optional[GlobalSpec]:
+        """What it states for an instance; the caller's function may be asked for its placement.
+
+        ``is_here``: the placement's ranks and devices have to exist.
+        """
 
     def known_spec(self) -> Optional[GlobalSpec]:
         """The same for all instances, where nobody has to be asked."""
@@ -59,10 +62,10 @@ def handler_of(kind: type) -> ClassHandler | None:
     return None
 
 
-def stated_spec(module: Module) -> GlobalSpec | None:
+def stated_spec(module: Module, is_here: bool = True) -> GlobalSpec | None:
     """What the module's class states for it, if it does."""
     handler = handler_of(type(module))
-    return None if handler is None else handler.spec_of(module)
+    return None if handler is None else handler.spec_of(module, is_here)
 
 
 def known_spec(module: Module) -> GlobalSpec | None:

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
+import oneflow as flow
 from oneflow import nn
 
 from .._compat import Module
 from .._text import short_repr
-from ..conversion.session import Session
-from ..errors import ConversionError, SpecTypeError
+from ..conversion.session import Session, tell_refused
+from ..errors import ConversionError, SpecError, SpecTypeError
+from ..layout.placed import check_type
+from ..layout.rules import SbpRules, check_signature
 from ..layout.sbp import BROADCAST
-from ..layout.spec import CLASS_OPTIONS, GlobalSpec, Options, takes_options
+from ..layout.spec import (
+    CLASS_OPTIONS,
+    TIMEOUT,
+    DistantSpec,
+    GlobalSpec,
+    Options,
+    check_options,
+    check_together,
+    takes_options,
+)
 from ..modules.decorated import decorate
 from ..modules.hook import Assignment, watch_global
 from ..modules.registry import has_own_methods
@@ -29,6 +41,7 @@ class _Handler:
     """What is done with an assignment to an instance of a decorated class."""
 
     states = False
+    options: Mapping[str, Any] = {}
 
     def on_assign(self, assignment: Assignment) -> Any:
         # Methods of the class's own, which the class's hook lies above, may register something
@@ -37,7 +50,7 @@ class _Handler:
         if below:
             installer.acquire(watch_global=False)
         try:
-            spec = None if assignment.kind is None else self._spec_for(assignment)
+            spec = None if assignment.kind is None else self._settled_spec(assignment)
             if spec is None:
                 return assignment.forward()
             return self._convert(spec, assignment)
@@ -45,13 +58,21 @@ class _Handler:
             if below:
                 installer.release(watch_global=False)
 
-    def spec_of(self, module: Module) -> GlobalSpec | None:
+    def spec_of(self, module: Module, is_here: bool) -> GlobalSpec | None:
         """What the class states for an instance."""
         return None
 
     def known_spec(self) -> GlobalSpec | None:
         """The same, where it is the same for all instances."""
         return None
+
+    def _settled_spec(self, assignment: Assignment) -> GlobalSpec | None:
+        try:
+            return self._spec_for(assignment)
+        except Exception as error:
+            check, timeout = self.options.get("check", True), self.options.get("timeout", TIMEOUT)
+            tell_refused(_title(assignment), error, check, timeout)
+            raise
 
     def _spec_for(self, assignment: Assignment) -> GlobalSpec | None:
         raise NotImplementedError
@@ -61,7 +82,7 @@ class _Handler:
         # What the instance holds is its own, also with existing="error".
         own = (tensor for _, tensor in tensors(module)) if spec.existing == "error" else ()
         session = Session(spec, own=own)
-        with session.running(f"the assignment of {type(module).__name__}.{assignment.name}"):
+        with session.running(_title(assignment)):
             return session.assign(assignment)
 
 
@@ -70,17 +91,18 @@ class _Stating(_Handler):
 
     states = True
 
-    def __init__(self, spec: GlobalSpec) -> None:
-        self._spec = spec
+    def __init__(self, placement: Any, sbp: Any, options: Mapping[str, Any]) -> None:
+        self.options = options
+        self._spec = GlobalSpec(placement, sbp, **options)
 
-    def spec_of(self, module: Module) -> GlobalSpec | None:
+    def spec_of(self, module: Module, is_here: bool) -> GlobalSpec | None:
         return self._spec
 
     def known_spec(self) -> GlobalSpec | None:
         return self._spec
 
     def _spec_for(self, assignment: Assignment) -> GlobalSpec | None:
-        return self.spec_of(assignment.module)
+        return self.spec_of(assignment.module, True)
 
     def _convert(self, spec: GlobalSpec, assignment: Assignment) -> Any:
         result = super()._convert(spec, assignment)
@@ -89,6 +111,51 @@ class _Stating(_Handler):
                 if frame.deferred is not None:
                     frame.deferred.forget_tree(assignment.value)
         return result
+
+
+class _Asking(_Stating):
+    """A class that knows its sbp, and for each instance a function that knows the placement."""
+
+    def __init__(
+        self, function: Callable[[Any], Any], sbp: Any, options: Mapping[str, Any]
+    ) -> None:
+        check_signature(
+            function,
+            (None,),
+            "a placement function must have one parameter, the module",
+            "placement",
+            "lambda module: stages[module.index]",
+        )
+        check_options(options)
+        check_together(SbpRules(sbp, None), options.get("same_placement", False))
+        self.options = options
+        self._function = function
+        self._sbp = sbp
+        self._specs: dict[tuple[Any, bool], GlobalSpec] = {}
+
+    def known_spec(self) -> GlobalSpec | None:
+        return None  # the function is the user's own code
+
+    def spec_of(self, module: Module, is_here: bool) -> GlobalSpec | None:
+        placement = self._function(module)
+        try:
+            # Checked before it is looked up, because what is no placement may have no hash.
+            check_type(placement)
+            key = placement, is_here
+            if key not in self._specs:
+                kind = GlobalSpec if is_here else DistantSpec
+                self._specs[key] = kind(placement, self._sbp, **self.options)
+        except (SpecError, SpecTypeError) as error:
+            raise ConversionError(
+                f"{type(module).__name__}: the placement function of @auto_global returned what "
+                f"cannot be. {error}"
+            ) from error
+        return self._specs[key]
+
+    def _spec_for(self, assignment: Assignment) -> GlobalSpec | None:
+        # Not for what has nothing to convert: the instance may not know yet where it belongs.
+        keeps = self.options.get("existing", "keep") == "keep"
+        return super()._spec_for(assignment) if not keeps or _has_local(assignment) else None
 
 
 class _Following(_Handler):
@@ -120,15 +187,19 @@ def _has_local(assignment: Assignment) -> bool:
     return bool(value.is_local)
 
 
+def _title(assignment: Assignment) -> str:
+    return f"the assignment of {type(assignment.module).__name__}.{assignment.name}"
+
+
 class _Decorator:
     """What ``auto_global(placement, sbp)`` returns."""
 
-    def __init__(self, spec: GlobalSpec) -> None:
-        self._spec = spec
+    def __init__(self, handler: _Stating) -> None:
+        self._handler = handler
 
     def __call__(self, kind: C) -> C:
-        decorate(_checked(kind), _Stating(self._spec), find)
-        if self._spec.existing != "keep":
+        decorate(_checked(kind), self._handler, find)
+        if self._handler.options.get("existing", "keep") != "keep":
             watch_global()
         return kind
 
@@ -187,6 +258,20 @@ def auto_global(placement: Any, sbp: Any = _ABSENT, **options: Any) -> Any:
     since a class has no end. What a constructor builds under a scope of the caller's, such as a
     ``Linear`` that it then assigns, has been converted by that scope.
 
+    ``@auto_global(function, sbp, ...)``: ``function(module)`` gives the placement, where it differs
+    between the instances of a class, as the stages of a pipeline do, or is known only once the
+    program has set up its ranks. It is asked at each assignment of something local, and by
+    ``local_to_global``, ``preview`` and scopes that convert the instance::
+
+        stages = [placement, flow.placement("cpu", ranks=[0])]
+
+        @auto_global(lambda module: stages[module.index], sbp)
+        class Block(nn.Module):
+            def __init__(self, index):
+                super().__init__()
+                self.index = index  # before the first Parameter
+                self.weight = nn.Parameter(flow.zeros(4, 4))
+
     Bare ``@auto_global``: the class follows. What is assigned goes to the placement that the
     instance's own global tensors are on (its tree's), broadcast; an open scope has precedence;
     where the instance holds no global tensor yet nothing is converted.
@@ -200,11 +285,14 @@ def auto_global(placement: Any, sbp: Any = _ABSENT, **options: Any) -> Any:
         SpecError, SpecTypeError: as :class:`autoglobal.global_scope` does, where the class is
             decorated.
         ConversionError: from an assignment, as in a scope; in a bare one also where the
-            instance's global tensors are on several placements, which it names.
+            instance's global tensors are on several placements, which it names, and where a
+            function returns what is no placement, or one that is not there.
     """
     if sbp is not _ABSENT:
         _check_options(options)
-        return _Decorator(GlobalSpec(placement, sbp, **options))
+        # A function, as far as it is none of those that people pass by mistake.
+        asks = callable(placement) and not isinstance(placement, (type, flow.sbp.sbp, nn.Module))
+        return _Decorator((_Asking if asks else _Stating)(placement, sbp, options))
     kind = _checked(placement)
     if options:
         raise SpecTypeError(

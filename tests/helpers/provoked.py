@@ -50,6 +50,10 @@ def drawn(path="m.svg", **options):
     return lambda: describe(linear(A)).draw(path, **options)
 
 
+def following_a_module():
+    return auto_global(lambda module: module, B)(type("Own", (Model,), {}))()
+
+
 def with_auto_global():
     with auto_global(ON_ONE, B):
         pass
@@ -149,7 +153,7 @@ CASES = {
         (scope(flow.placement("cpu", [0, 7]), B), "rank 7", "[0, 7]", "--nproc_per_node 8"),
     ],
     "placed.py _check_cuda": [(scope(flow.placement("cuda", [0]), B), "placement", "cuda", "none")],
-    "spec.py GlobalSpec.__post_init__": [
+    "spec.py check_together": [
         (
             scope(ON_ONE, Placed(ELSEWHERE, [B, B]), same_placement=True),
             *("same_placement=True", "Placed(", "same_placement=False"),
@@ -197,6 +201,12 @@ CASES = {
     "auto_global.py auto_global": [(lambda: auto_global(Model, check=False), "{'check': False}")],
     "auto_global.py _checked": [(lambda: auto_global(len), "auto_global", "len")],
     "auto_global.py _Decorator.__enter__": [(with_auto_global, "auto_global", "a with statement")],
+    "auto_global.py _Asking.spec_of": [
+        (
+            lambda: setattr(following_a_module(), "w", parameter(A)),
+            *("Own", "placement function", "placement=<module Own>"),
+        )
+    ],
     "auto_global.py _Following._spec_for": [
         (on_two_placements, "Follower.new", "Follower.other on")
     ],
