@@ -30,12 +30,14 @@ if not named_on_the_command_line():
     from .conversion.local_to_global import local_to_global
     from .conversion.optimizer_to_global import optimizer_to_global
     from .conversion.records import Kept, Left, Record
+    from .conversion.summary import ConversionRecord
     from .errors import (
         AutoglobalError,
         ConversionError,
         DivergenceError,
         LateRuleWarning,
         OneFlowMissing,
+        SharedMemoryWarning,
         SpecError,
         SpecTypeError,
         SplitUpdateWarning,
@@ -53,6 +55,7 @@ __all__ = [
     "ActiveScope",
     "AutoglobalError",
     "ConversionError",
+    "ConversionRecord",
     "DivergenceError",
     "Kept",
     "LateRuleWarning",
@@ -62,6 +65,7 @@ __all__ = [
     "Preview",
     "Record",
     "Report",
+    "SharedMemoryWarning",
     "SpecError",
     "SpecTypeError",
     "SplitUpdateWarning",

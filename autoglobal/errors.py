@@ -66,5 +66,9 @@ class TiedRulesWarning(UserWarning):
     """A tensor that a module holds under two names has another rule of ``sbp`` for each."""
 
 
+class SharedMemoryWarning(UserWarning):
+    """Two Parameters lie in one memory, and will be two tensors once they are global."""
+
+
 class SplitUpdateWarning(UserWarning):
     """An optimizer of OneFlow's does not move a Parameter that is split."""

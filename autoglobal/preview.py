@@ -295,13 +295,15 @@ def _after(now: Report, rows: Sequence[PlannedRow], held: Sequence[Held]) -> Rep
         world_size=max(world_size(), 1 + max(ranks, default=0)),
         rows=after,
         totals=totals_of(after),
-        warnings=warnings_of(after, now.attributes, held),
+        warnings=warnings_of(after, now.attributes, held, with_memory=False),
     )
 
 
 def _warnings(plan: Plan, unused: Sequence[str]) -> Iterator[ReportWarning]:
     for paths, text in plan.conflicts:
         yield ReportWarning("tied", paths, text)
+    for paths, text in plan.in_one_memory():
+        yield ReportWarning("memory", paths, text)
     for text in unused if plan.spec.unused == "warn" else ():
         yield ReportWarning("unused", (), text)
     kept = {

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from .._text import short_repr
+from ..errors import SpecTypeError
 from ..layout.spec import (
     CALL_OPTIONS,
     CallOptions,
@@ -16,6 +18,7 @@ from ..layout.spec import (
 from ..modules.registry import check_module
 from .plan import Plan
 from .session import Session
+from .summary import ConversionRecord
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -25,7 +28,13 @@ M = TypeVar("M")
 
 @takes_options(CALL_OPTIONS)
 def local_to_global(
-    module: M, placement: Any, sbp: Any, *, progress: bool = False, **options: Unpack[CallOptions]
+    module: M,
+    placement: Any,
+    sbp: Any,
+    *,
+    progress: bool = False,
+    record: ConversionRecord | None = None,
+    **options: Unpack[CallOptions],
 ) -> M:
     """Make global, in place, what is local in a module and all below it; return the module.
 
@@ -53,6 +62,7 @@ def local_to_global(
             unused: as in :class:`autoglobal.global_scope`. The paths that patterns and a callable
             ``sbp`` see start below ``module``: ``"blocks.0.attn.weight"``.
         progress: show a tqdm bar, on rank 0.
+        record: a :class:`autoglobal.ConversionRecord` that is told what the call has done.
 
     Raises:
         SpecTypeError, SpecError: as :class:`autoglobal.global_scope` does.
@@ -63,18 +73,33 @@ def local_to_global(
 
     Warns:
         UnusedRuleWarning: a pattern of ``sbp`` decides for no tensor.
+        SharedMemoryWarning: Parameters lie in one memory, and are not one Parameter
+            (``b.weight.data = a.weight.data``), which ends with the conversion.
         TiedRulesWarning: the rules differ over a tensor that is tied; the first met is taken, and
-            any before ``"*"``. Both come before anything has changed, on rank 0 alone; where a
+            any before ``"*"``. All come before anything has changed, on rank 0 alone; where a
             filter makes an error of one, each rank raises it.
     """
     check_names("local_to_global", options)
     check_module(module, "local_to_global")
     check_flag("progress", progress)
+    _check_record(record)
     spec = GlobalSpec(placement, sbp, **options)
-    session, label = Session(spec), type(module).__name__
-    with session.running(f"local_to_global of {label}"):
+    label = type(module).__name__
+    title = f"local_to_global of {label}"
+    if record is not None:
+        record.add_title(title)
+    session = Session(spec, record)
+    with session.running(title):
         take_in = partial(Plan.add_tree, root=label, module=module, path="")
         what = f"the conversion of {label}"
         session.convert(take_in, "value", label, what, progress=progress)
-    session.log_end(lambda: f"local_to_global of {label}")
+    session.log_end(lambda: title)
     return module
+
+
+def _check_record(record: Any) -> None:
+    if record is not None and type(record) is not ConversionRecord:
+        raise SpecTypeError(
+            f"record must be a ConversionRecord. Received: record={short_repr(record)}. Write "
+            "record = ConversionRecord(), and read it after the call"
+        )

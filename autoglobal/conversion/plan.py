@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Optional
 
-from .._compat import Module, Tensor, is_tracing
+from .._compat import Module, Tensor, in_one_memory, is_tracing
 from ..errors import ConversionError
 from ..layout.patterns import Pattern
 from ..layout.placed import Target
@@ -30,7 +30,7 @@ Place = tuple[Module, str, str]  # a module, one of its stores, a name in it
 
 
 class ByRule(NamedTuple):
-    """By which rule a tensor has become global.
+    """By which rule a tensor has become global, and where it was then: ids of modules, with names.
 
     The tensor is held, because another one could have its id afterwards.
     """
@@ -38,6 +38,7 @@ class ByRule(NamedTuple):
     spec: GlobalSpec
     decision: Decision
     tensor: Tensor
+    places: frozenset[tuple[int, str]]
 
 
 class PlannedTensor:
@@ -135,6 +136,11 @@ class PlannedTensor:
         """Whether the rules decide on it, and not ``buffers``."""
         return self.kind == "parameter" or self.spec.buffers == "sbp"
 
+    def all_places(self) -> frozenset[tuple[int, str]]:
+        """Every place with a name of it: the ids of modules, with names."""
+        held = [(id(module), name) for module, _, name in self.places]
+        return frozenset([*held, *((id(one.owner), one.name) for one in self.also or ())])
+
     @property
     def is_kept(self) -> bool:
         """Whether it is global already and stays as it is."""
@@ -160,6 +166,14 @@ class PlannedTensor:
         except ConversionError:
             return True
         return bool(sbp != tuple(tensor.sbp))
+
+
+def conflict(first: str, decided: Decision, second: str, other: Decision) -> str:
+    """What there is to say of one tensor with two names for which the rules differ."""
+    return (
+        f"{first} and {second} are one tensor, and the rules {decided.shown} and {other.shown} of "
+        "sbp differ. The first is taken. Write the same sbp for both"
+    )
 
 
 class Plan:
@@ -314,6 +328,18 @@ class Plan:
                 "broadcast weights and inputs split along the batch is data parallel by itself"
             )
 
+    def in_one_memory(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Parameters that are to change and share their memory: their paths, and what to say."""
+        changing = (one for one in self.changing() if one.kind == "parameter")
+        for group in in_one_memory((one, one.tensor) for one in changing):
+            first, second, *_ = group
+            yield (
+                tuple(one.path for one in group),
+                f"{' and '.join(one.label for one in group)} are Parameters of their own on one "
+                "memory. Once they are global a write to one may no longer reach the other. Write "
+                f"{second.path} = {first.path}, which makes them one Parameter",
+            )
+
     def settle(self) -> None:
         """Decide for each tensor, and raise the first problem."""
         self.decide()
@@ -406,6 +432,10 @@ class Plan:
         if before is not None and before.spec is not met.spec:
             before = None
         if before is not None and stated.target != before.decision.target:
+            if (id(met.owner), met.name) not in before.places:
+                # A tie, which the session tells of as it ends.
+                self._use(met, pattern)
+                return
             by = before.decision.pattern
             self.late.setdefault(
                 pattern,
@@ -477,22 +507,18 @@ class Plan:
             found = name.stated()
             if found is not None and found.pattern is not None:
                 self._use(name, found.pattern)
-                stated.append((name, found, found.pattern))
+                stated.append((name, found))
         if not met.spec.rules.decisions or not stated:
             # One sbp for all, or a function, which is asked for the first name.
             decision = met.spec.rules.decide(met.owner, met.rule_path, met.tensor, met.label)
             return decision, met.node
-        specific = [one for one in stated if not one[2].is_catch_all]
-        decider, decision, pattern = (specific or stated)[0]
+        specific = [one for one in stated if one[1].is_specific]
+        decider, decision = (specific or stated)[0]
         told = {met.path} if decider is not met else set()
-        for name, found, other in specific:
+        for name, found in specific:
             if found.target != decision.target and name.path not in told:
                 told.add(name.path)
-                text = (
-                    f"{decider.label} and {name.label} are one tensor, and the rules "
-                    f"{pattern.shown} and {other.shown} of sbp differ. The first is taken. Write "
-                    "the same sbp for both"
-                )
+                text = conflict(decider.label, decision, name.label, found)
                 self.conflicts.append(((decider.path, name.path), text))
         met.spec = decider.spec
         return decision, decider.node

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, Optional, Union
 from weakref import ref
@@ -13,6 +13,8 @@ from .._compat import Module, Tensor, item_size
 from ..layout.placement import PlacementLayout, Shape
 from ..layout.sbp import NdSbp
 from ..layout.spec import Kind
+from ..modules.registry import TENSOR_STORES, join, store
+from ..modules.tree import topmost, walk
 from ..ranks.collectives import traffic
 
 if TYPE_CHECKING:
@@ -34,11 +36,12 @@ class Entry:
 class Record(Entry):
     """One tensor that was made global.
 
-    ``path`` starts at the name that was assigned (``"sub.attn.weight"``), ``owner`` is the class
-    of the module that holds the tensor, ``shape`` the logical shape, ``nbytes`` the bytes of
-    this rank's component. ``fallback`` is True where ``unsplittable="broadcast"`` made it
-    broadcast along some placement dimension. ``rule`` says what has decided: the key of a mapping,
-    ``"the sbp function"``, ``"buffers='broadcast'"``, or ``"sbp"`` where one sbp is for all.
+    ``path`` starts at the name that was assigned (``"sub.attn.weight"``), and once a scope is over
+    at the topmost module that was assigned to; ``owner`` is the class of the module that holds the
+    tensor, ``shape`` the logical shape, ``nbytes`` the bytes of this rank's component.
+    ``fallback`` is True where ``unsplittable="broadcast"`` made it broadcast along some placement
+    dimension. ``rule`` says what has decided: the key of a mapping, ``"the sbp function"``,
+    ``"buffers='broadcast'"``, or ``"sbp"`` where one sbp is for all.
     """
 
     kind: Kind
@@ -89,6 +92,7 @@ class Left(Entry):
     reason: str
 
 
+_Place = tuple["ref[Module]", str]  # a module that holds a tensor, and under which name
 _Unwritten = tuple[str, type, Kind, Shape, Any, PlacementLayout, NdSbp, bool, Optional[str]]
 _Unchanged = Union[Kept, Left]
 Mark = tuple[float, int, int]
@@ -102,24 +106,50 @@ def mark() -> Mark:
 class Records:
     """The records of one scope or call, and what it has cost this rank.
 
-    ``lasts``: what was made global may be met again. They hold no tensor and no module.
-
-    What ``seconds``, ``sent`` and ``received`` count stands in :class:`autoglobal.ActiveScope`.
+    ``lasts``: what was made global may be met again. They hold no tensor and no module once they
+    are closed.
     """
+
+    is_shown = False  # to the user, who may ask where everything is
 
     def __init__(self, lasts: bool = False) -> None:
         self.seconds = 0.0
         self.sent = 0
         self.received = 0
+        self.left_alone = 0
         self._looks = lasts
-        self._unwritten: list[_Unwritten] = []
         self._written: list[Record] = []
+        self._unwritten: list[_Unwritten] = []
+        self._places: list[_Place] = []  # of each tensor of these two, one after the other
+        self._further: list[_Place] = []  # of tied ones
+        # By id, the modules that something was assigned to.
+        self._assigned: dict[int, ref[Module]] = {}
         # By the id of a tensor that was made global here: a module that got it. OneFlow's tensors
         # take no weak reference, and while that module lives the id is hardly another one's.
         self._made: dict[int, ref[Module]] = {}
         # By module and name, the last entry of each. A module has one such reference for as long
         # as anybody holds that, so its id stands for the module, also for one that is gone.
-        self._unchanged: dict[tuple[int, str], tuple[ref[Module], _Unchanged]] = {}
+        self._unchanged: dict[tuple[int, str], tuple[Optional[ref[Module]], _Unchanged]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All that is told, and nothing of the modules: what a copy has, or a file."""
+        return {
+            **{"seconds": self.seconds, "sent": self.sent, "received": self.received},
+            **{"left_alone": self.left_alone, "_written": [*self.converted]},
+            "_unchanged": {
+                (index, ""): (None, entry)
+                for index, (_, entry) in enumerate(self._unchanged.values())
+            },
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        Records.__init__(self)
+        self.__dict__.update(state)
+
+    @property
+    def waiting(self) -> list[str]:
+        """What is to be converted later, by its path."""
+        return []
 
     @property
     def converted(self) -> list[Record]:
@@ -187,6 +217,11 @@ class Records:
         layout, sbp, fallback = planned.layout, planned.target, planned.fallback
         what = planned.path, type(owner), kind, shape, dtype, layout, sbp, fallback
         self._unwritten.append((*what, planned.rule))
+        if self.is_shown:
+            first, *further = planned.places
+            self._places.append((ref(owner), first[2]))
+            if further:
+                self._further += [(ref(module), name) for module, _, name in further]
         if self._looks:
             self._made[id(made)] = ref(owner)
             if self._unchanged:
@@ -225,6 +260,61 @@ class Records:
         held, self._looks = ref(owner), True
         self._unchanged[id(held), name] = held, entry
 
-    def forget_made(self) -> None:
-        """Nothing more will come."""
+    def note_assigned(self, module: Module) -> None:
+        """Note that something was assigned to a module."""
+        if self.is_shown:
+            held = ref(module)
+            self._assigned[id(held)] = held
+
+    def assigned(self) -> list[Module]:
+        """The modules that something was assigned to and that are still there."""
+        return [module for held in self._assigned.values() if (module := held()) is not None]
+
+    def settle(self) -> None:
+        """Say where everything is by now, and let go of all modules: nothing more will come."""
+        alive = self.assigned()
+        if alive:
+            roots = topmost(alive)
+            if len(alive) > 1:  # else each path starts at that one already
+                self._resolve(roots)
+            self.left_alone += self._count_left_alone(roots)
+        self._places.clear()
+        self._assigned.clear()
+        self._further.clear()
         self._made.clear()
+
+    def _resolve(self, roots: Sequence[Module]) -> None:
+        """Let each path start at the topmost module that was assigned to."""
+        above = {id(node.module): node.path for root in reversed(roots) for node in walk(root)}
+
+        def path_of(held: ref[Module] | None, name: str, path: str) -> str:
+            module = None if held is None else held()
+            at = None if module is None else above.get(id(module))
+            return path if at is None else join(at, name)
+
+        written = len(self._written)
+        for index, (held, name) in enumerate(self._places):
+            if index < written:
+                one = self._written[index]
+                self._written[index] = replace(one, path=path_of(held, name, one.path))
+            else:
+                path, *what = self._unwritten[index - written]
+                self._unwritten[index - written] = (path_of(held, name, path), *what)
+        for (key, name), (owner, entry) in self._unchanged.items():
+            path = path_of(owner, name, entry.path)
+            self._unchanged[key, name] = owner, replace(entry, path=path)
+
+    def _count_left_alone(self, roots: Sequence[Module]) -> int:
+        """How many global tensors there are that nothing here tells of."""
+        told = {(id(held), name) for held, name in (*self._places, *self._further)}
+        found: set[int] = set()
+        for root in roots:
+            for node in walk(root):
+                key = id(ref(node.module))
+                for _, which in TENSOR_STORES:
+                    for name, tensor in store(node.module, which).items():
+                        if tensor is None or not tensor.is_global:
+                            continue
+                        if (key, name) not in told and (key, name) not in self._unchanged:
+                            found.add(id(tensor))
+        return len(found)

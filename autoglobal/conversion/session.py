@@ -15,19 +15,22 @@ from .._text import one_line
 from ..errors import (
     DivergenceError,
     LateRuleWarning,
+    SharedMemoryWarning,
     TiedRulesWarning,
     UnusedRuleWarning,
 )
 from ..layout.patterns import Pattern
+from ..layout.rules import Decision
 from ..layout.spec import GlobalSpec
 from ..layout.unused import Seen, refused, unused_rules
 from ..modules.hook import Assignment, under_way
-from ..modules.registry import STORE_OF, store
+from ..modules.registry import STORE_OF, join, store
+from ..modules.tree import topmost, walk
 from ..modules.uninitialized import is_uninitialized
 from ..ranks.agreement import Event, Proposal, Statement, agree
 from ..ranks.collectives import can_meet
 from .apply import ReplacedBuffers, apply_plan
-from .plan import ByRule, Plan, PlannedTensor
+from .plan import ByRule, Plan, PlannedTensor, conflict
 from .records import Records, mark
 from .summary import DEBUG, INFO, headline, is_logged, write_log
 
@@ -89,6 +92,7 @@ class Session:
         """
         plan, since = self._planned(assignment), self.records.count_converted()
         kind, module, name = assignment.kind, assignment.module, assignment.name
+        self.records.note_assigned(module)
         uninitialized = False
         if plan.is_due:
             assignment.keep_before()
@@ -173,7 +177,7 @@ class Session:
         plan.settle()
         self._learn(plan)
         self._conflicts += [text for _, text in plan.conflicts]
-        self.warn()
+        self.warn([text for _, text in plan.in_one_memory()] if plan.is_due else ())
         changing, sent = self._apply(plan, event, title, **how)
         self._note(plan, title, changing, 0, sent)
 
@@ -196,7 +200,7 @@ class Session:
             self._own[id(tensor)] = tensor
         decision = planned.decision
         if decision is not None and decision.pattern is not None:
-            by = ByRule(planned.spec, decision, tensor)
+            by = ByRule(planned.spec, decision, tensor, planned.all_places())
             self._by_rule[id(tensor)] = by
         if is_new:
             self.records.add_converted(planned, tensor)
@@ -259,7 +263,7 @@ class Session:
 
     def _let_go(self) -> None:
         """Let go of every tensor and module."""
-        self.records.forget_made()
+        self.records.settle()
         self._buffers.close()
         self._own.clear()
         self._by_rule.clear()
@@ -271,8 +275,41 @@ class Session:
             by = "" if ended_by is None else f", ended by {type(ended_by).__name__}"
             write_log(INFO, lambda: f"{title()}{by}: {headline(self.records)}")
 
-    def warn(self) -> None:
+    def _ties(self) -> Iterator[str]:
+        """What there is to say of tensors that were tied once they were global.
+
+        Such an assignment passes unseen, so that they are looked for.
+        """
+        rules = self.spec.rules
+        specific = {one.target for one in rules.decisions if one.is_specific}
+        if not self._by_rule or not specific:
+            return
+        firsts: dict[int, str] = {}
+        others: list[tuple[int, str, Decision]] = []
+        for root in topmost(self.records.assigned()):
+            for node in walk(root, root=type(root).__name__):
+                for name, tensor in store(node.module, "_parameters").items():
+                    by = self._by_rule.get(id(tensor))
+                    if by is None or by.spec is not self.spec:
+                        continue
+                    label = join(node.label, name)
+                    if (id(node.module), name) in by.places:
+                        firsts.setdefault(id(tensor), label)
+                        continue
+                    # An assignment of the tensor alone: the path is its name.
+                    stated = rules.stated(type(node.module), name)
+                    if stated is not None and stated.is_specific:
+                        others.append((id(tensor), label, stated))
+        for key, label, stated in others:
+            by = self._by_rule[key]
+            if stated.target != by.decision.target:
+                first = firsts.get(key, "a name that it had before")
+                yield conflict(first, by.decision, label, stated)
+
+    def warn(self, shared: Iterable[str] = ()) -> None:
         """Name the patterns that decided nothing, and those that differ over a tied tensor.
+
+        ``shared`` is what there is to say of memory that Parameters share.
 
         Raises :class:`ConversionError` for the former with ``unused="error"``.
         """
@@ -280,9 +317,10 @@ class Session:
         if unused and self.spec.unused == "error":
             raise refused(unused)
         messages: list[tuple[str, type[Warning]]] = [
-            *((message, TiedRulesWarning) for message in self._conflicts),
+            *((message, TiedRulesWarning) for message in (*self._conflicts, *self._ties())),
             *((message, LateRuleWarning) for message in self._late.values()),
             *((message, UnusedRuleWarning) for message in unused),
+            *((message, SharedMemoryWarning) for message in shared),
         ]
         self._conflicts, self._late = [], {}
         for message, category in messages:

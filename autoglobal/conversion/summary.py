@@ -26,10 +26,11 @@ from .._compat import dtype_name
 from ..layout.sbp import show_sbp
 from .records import Kept, Left, Record, Records
 
-__all__ = ["DEBUG", "INFO", "headline", "is_logged", "plain", "pretty", "write_log"]
+__all__ = ["DEBUG", "INFO", "ConversionRecord", "headline", "is_logged", "write_log"]
 
 ROWS = 20  # of each table
 _COLUMNS = ("path", "class", "kind", "shape", "dtype")
+_KEPT = "kept, met in what was assigned"
 _WIDTH = 1 << 12  # in plain text nothing is folded
 
 _logger = logging.getLogger("autoglobal")
@@ -60,27 +61,85 @@ def headline(records: Records) -> str:
     )
 
 
-def pretty(title: str, records: Records, box: Box | None = HEAVY_HEAD) -> Group:
+class ConversionRecord(Records):
+    """What a conversion has done: an empty one, for ``local_to_global`` to fill.
+
+    ::
+
+        record = ConversionRecord()
+        local_to_global(model, placement, sbp, record=record)
+        print(record)                           # tables, as of a scope
+        assert [one.path for one in record.converted] == ["weight", "bias"]
+
+    It is what a scope is too: ``converted``, ``kept``, ``left``, ``seconds``, ``sent`` and
+    ``received`` stand in :class:`autoglobal.ActiveScope`. Several calls add up. It holds no tensor
+    and no module, and can be copied and pickled.
+    """
+
+    is_shown = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._titles: list[str] = []
+
+    def add_title(self, title: str) -> None:
+        """Note what a call that fills this one does."""
+        self._titles.append(title)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_titles": [self._title()]}
+
+    def __str__(self) -> str:
+        return _plain(self._title(), self)
+
+    def __rich__(self) -> Group:
+        return _pretty(self._title(), self)
+
+    def __repr__(self) -> str:
+        return f"<{self._title()}: {self._counts()}>"
+
+    def _title(self) -> str:
+        return ", ".join(self._titles) or "nothing yet"
+
+    def _counts(self) -> str:
+        return (
+            f"{self.count_converted()} converted, {len(self.kept)} kept, "
+            f"{len(self.left)} left local"
+        )
+
+
+def _pretty(title: str, records: Records, box: Box | None = HEAVY_HEAD) -> Group:
     """The headline, and a table each of what was converted, kept and left local, if anything."""
     shown: list[Any] = [Text(f"{title}: {headline(records)}")]
+    waiting = records.waiting
+    if waiting:
+        more = f" and {len(waiting) - ROWS} more" * (len(waiting) > ROWS)
+        shown.append(Text(f"to be converted as the block ends: {', '.join(waiting[:ROWS])}{more}"))
     if records.converted:
         shown.append(_table(box, "converted", records.converted, "sbp", "bytes here"))
         shown += map(Text, _totals(records))
     if records.kept:
-        shown.append(_table(box, "kept", records.kept, "sbp"))
+        shown.append(_table(box, _KEPT, records.kept, "sbp"))
     if records.left:
         shown.append(_table(box, "left local", records.left, "reason"))
+    if records.left_alone:
+        shown.append(Text(_left_alone(records.left_alone)))
     return Group(*shown)
 
 
-def plain(title: str, records: Records) -> str:
+def _left_alone(count: int) -> str:
+    tensors = "tensor" if count == 1 else "tensors"
+    return f"{count} more global {tensors} of the modules that were added to: as before"
+
+
+def _plain(title: str, records: Records) -> str:
     """The same without lines and colours."""
     file = io.StringIO()
     # Whatever the environment asks for; and in a notebook a console would show it.
     console = Console(
         file=file, width=_WIDTH, color_system=None, force_terminal=False, force_jupyter=False
     )
-    console.print(pretty(title, records, box=None))
+    console.print(_pretty(title, records, box=None))
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 

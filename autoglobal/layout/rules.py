@@ -28,6 +28,16 @@ class Decision(NamedTuple):
     target: Optional[Target]
     rule: str
 
+    @property
+    def is_specific(self) -> bool:
+        """Whether a pattern says it that is not for all the rest."""
+        return self.pattern is not None and not self.pattern.is_catch_all
+
+    @property
+    def shown(self) -> str:
+        """The rule as it was written."""
+        return self.rule if self.pattern is None else self.pattern.shown
+
 
 class SbpRules:
     """The ``sbp`` argument of a scope, checked against its placement.

@@ -6,7 +6,7 @@ Nothing here runs an operation, meets another rank, or calls the code of a user'
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Optional
 
 from oneflow import Tensor, nn
@@ -132,6 +132,22 @@ def walk(
         yield node
         children = node.children(spec_of, () if skip is None else skip(node.module))
         waiting.extend((child, since) for child in reversed([*children]))
+
+
+def topmost(modules: Sequence[Module]) -> list[Module]:
+    """Those of the modules that are not below another one of them."""
+    below: set[int] = set()
+    for module in modules:
+        for child in store(module, "_modules").values():
+            if child is not None and id(child) not in below:
+                below.update(id(node.module) for node in walk(child))
+    roots = [module for module in modules if id(module) not in below]
+    reached = {id(node.module) for root in roots for node in walk(root)}
+    for module in modules:  # left over is a ring, of modules that hold each other
+        if id(module) not in reached:
+            roots.append(module)
+            reached.update(id(node.module) for node in walk(module))
+    return roots
 
 
 def tensors(module: Module) -> Iterator[tuple[str, Tensor]]:

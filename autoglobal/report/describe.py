@@ -153,11 +153,14 @@ def describe(module: Any) -> Report:
       What the rules of a scope or of ``local_to_global`` would wish cannot be known here; they
       warn themselves (:class:`autoglobal.TiedRulesWarning`). An ``sbp`` function is not called;
     - global tensors on several placements;
+    - local Parameters on one memory (``b.weight.data = a.weight.data``), which are two tensors once
+      they are global;
     - running statistics of a BatchNorm that are split, which OneFlow 0.9.0 never updates.
 
     Looking changes nothing, sends nothing to other ranks and runs no operation, so that any rank
-    and any thread may do it alone. A component is what OneFlow's split makes of the logical shape:
-    the first parts are the longer ones.
+    and any thread may do it alone. (Where local Parameters lie is known once their values are: it
+    waits for what this rank is still computing.) A component is what OneFlow's split makes of the
+    logical shape: the first parts are the longer ones.
 
     Raises:
         SpecTypeError: ``module`` is not an ``nn.Module``.

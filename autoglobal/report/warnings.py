@@ -8,6 +8,7 @@ from typing import Any, Literal, Optional
 
 from oneflow import nn
 
+from .._compat import in_one_memory
 from ..layout.placement import layout_of
 from ..layout.sbp import NdSbp, show_sbp, split_axis
 from ..modules.tree import Held, Name
@@ -21,14 +22,16 @@ class ReportWarning:
     """One fault of a module or a plan: its kind, all ``paths`` concerned, and a sentence.
 
     ``kind`` is ``"local"`` (local tensors in a module that holds global ones), ``"attribute"``
-    (local tensors that are kept and not registered), ``"tied"`` (classes state, or
-    rules ask, different layouts for one tensor), ``"placements"`` (there are several) or
-    ``"statistics"`` (a BatchNorm's running statistics that are split, and so never updated). A
-    preview has ``"unused"`` (a rule that decides nothing; no paths) and ``"kept"`` (global
-    already, with another layout than a rule asks) as well.
+    (local tensors that are kept and not registered), ``"tied"`` (classes state, or rules ask,
+    different layouts for one tensor), ``"placements"`` (there are several), ``"statistics"`` (a
+    BatchNorm's running statistics that are split, and so never updated) or ``"memory"``
+    (Parameters of their own share one). A preview has ``"unused"`` (a rule that decides nothing; no
+    paths) and ``"kept"`` (global already, with another layout than a rule asks) as well.
     """
 
-    kind: Literal["local", "attribute", "tied", "placements", "statistics", "unused", "kept"]
+    kind: Literal[
+        "local", "attribute", "tied", "placements", "statistics", "memory", "unused", "kept"
+    ]
     paths: tuple[str, ...]
     text: str
 
@@ -38,15 +41,19 @@ class ReportWarning:
 
 
 def warnings_of(
-    rows: Sequence[Row], attributes: Sequence[Row], held: Sequence[Held]
+    rows: Sequence[Row], attributes: Sequence[Row], held: Sequence[Held], with_memory: bool = True
 ) -> tuple[ReportWarning, ...]:
-    """All faults that are seen in the rows and in a tree's tensors with all their names."""
+    """All faults that are seen in the rows and in a tree's tensors with all their names.
+
+    ``with_memory``: where the tensors lie counts too, as they are now.
+    """
     return (
         *_mixed(rows),
         *_unregistered(attributes),
         *_tied(held),
         *_placements(rows),
         *_statistics(rows, held),
+        *(_in_one_memory(held) if with_memory else ()),
     )
 
 
@@ -109,6 +116,18 @@ def _statistics(rows: Sequence[Row], held: Sequence[Held]) -> Iterator[ReportWar
             f"running statistics that are split: {listed(split)}. OneFlow 0.9.0 never updates "
             "them, and does not say so. Write buffers='broadcast', or to_global(sbp="
             "flow.sbp.broadcast)",
+        )
+
+
+def _in_one_memory(held: Sequence[Held]) -> Iterator[ReportWarning]:
+    parameters = (one for one in held if one.names[0].kind == "parameter")
+    for group in in_one_memory((one.names[0].path, one.tensor) for one in parameters):
+        yield ReportWarning(
+            "memory",
+            tuple(group),
+            f"Parameters of their own on one memory: {listed(group)}. Once they are global a write "
+            "to one may no longer reach the other. "
+            f"Write {group[1]} = {group[0]}, which makes them one Parameter",
         )
 
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Any
 
-from rich.console import Group
-
-from ..conversion.records import Records
 from ..conversion.session import Session
-from ..conversion.summary import plain, pretty
+from ..conversion.summary import ConversionRecord
 from ..layout.spec import GlobalSpec
 from .deferred import Deferred
 from .error_notes import add_note
 from .stack import Frame
 
 
-class ActiveScope(Frame, Records):
+class ActiveScope(Frame, ConversionRecord):
     """One passage through a ``with global_scope(...)`` block, and its record; what ``as`` gives.
 
     ::
@@ -23,7 +21,8 @@ class ActiveScope(Frame, Records):
         with global_scope(placement, sbp, buffers=False) as scope:
             model.head = nn.Linear(4, 4)
             model.body = nn.BatchNorm1d(4)
-        assert [one.path for one in scope.converted] == ["weight", "bias", "weight", "bias"]
+        found = [one.path for one in scope.converted]
+        assert found == ["head.weight", "head.bias", "body.weight", "body.bias"]
         assert scope.left[0].reason == "buffers=False"
         assert 0 < scope.seconds < 60
         print(scope)
@@ -36,8 +35,13 @@ class ActiveScope(Frame, Records):
     The same numbers go to ``logging.getLogger("autoglobal")``, in one line on rank 0 at INFO as the
     scope closes, and at DEBUG in one line for each assignment that had something to convert.
 
+    A path starts at the name that is assigned, and, once the block is over, at the topmost module
+    that was assigned to. A scope can be copied and pickled: a copy is the record, and not open.
+
     Attributes:
         spec: what was asked for.
+        left_alone: how many global tensors there are, once the block is over, in the modules that
+            were added to, besides those in ``converted`` and ``kept``: they are as they were.
         seconds: how long this rank took to plan, agree and convert, with waiting for the others in
             it. The rest of the block does not count, nor what OneFlow is still doing afterwards:
             its operations only begin where they are called.
@@ -54,7 +58,8 @@ class ActiveScope(Frame, Records):
 
     def __init__(self, spec: GlobalSpec, opened_by: object) -> None:
         Frame.__init__(self, opened_by)
-        Records.__init__(self, lasts=spec.when == "assign")
+        ConversionRecord.__init__(self)
+        self._looks = spec.when == "assign"
         self.is_local = False
         self.spec = spec
         self.watch_global = spec.existing != "keep"
@@ -62,18 +67,24 @@ class ActiveScope(Frame, Records):
         self.deferred = Deferred(session) if spec.when == "exit" else None
         self.handler = session if self.deferred is None else self.deferred
 
-    def __str__(self) -> str:
-        return plain(self._title(), self)
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "spec": self.spec}
 
-    def __rich__(self) -> Group:
-        return pretty(self._title(), self)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        Frame.__init__(self, None)
+        ConversionRecord.__setstate__(self, state)
+        self.closed = True  # a copy is the record alone
+
+    @property
+    def waiting(self) -> list[str]:
+        """With ``when="exit"``, what is to be converted as the block ends, by its path.
+
+        The first word is the class of the module that the path starts from.
+        """
+        return [] if self.deferred is None else self.deferred.waiting()
 
     def __repr__(self) -> str:
-        state = "closed" if self.closed else "open"
-        return (
-            f"<{self._title()}, {state}: {self.count_converted()} converted, "
-            f"{len(self.kept)} kept, {len(self.left)} left local>"
-        )
+        return f"<{self._title()}, {'closed' if self.closed else 'open'}: {self._counts()}>"
 
     def _title(self) -> str:
         return f"global_scope({self.spec.placement}, {self.spec.rules})"

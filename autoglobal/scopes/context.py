@@ -29,6 +29,9 @@ class ScopeContext(Generic[Opened]):
     def __init__(self) -> None:
         self._open: list[Frame] = []
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_open": []}  # a copy is not open
+
     def new_frame(self) -> Opened:
         raise NotImplementedError
 

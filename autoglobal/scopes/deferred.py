@@ -12,8 +12,8 @@ from ..conversion.plan import Plan
 from ..conversion.records import mark
 from ..conversion.session import Session
 from ..modules.hook import Assignment
-from ..modules.registry import join, store
-from ..modules.tree import walk
+from ..modules.registry import STORES, join, store
+from ..modules.tree import topmost, walk
 
 
 class Deferred:
@@ -63,6 +63,7 @@ class Deferred:
         """Take all that was assigned into a plan, as one value."""
         for root in self._roots():
             label = type(root).__name__
+            self._session.records.note_assigned(root)
             for node in walk(root, root=label, skip=self._names_of):
                 names = self._names_of(node.module)
                 plan.add_names(node, names)
@@ -72,22 +73,23 @@ class Deferred:
             if plan.spec.same_placement:
                 plan.look_at(label, root)
 
+    def waiting(self) -> list[str]:
+        """The names that are to be converted, each with the path from the root's class."""
+        found = []
+        for root in topmost(self._alive()):
+            for node in walk(root, root=type(root).__name__, skip=self._names_of):
+                names = self._names_of(node.module)
+                held = (name for which in STORES for name in store(node.module, which))
+                found += [join(node.label, name) for name in held if name in names]
+        return found
+
     def _roots(self) -> list[Module]:
         """The modules assigned to that are not below another one of them."""
         gc.collect()  # so that what nobody holds is gone on all ranks alike
-        alive = [module for held, _ in self._names.values() if (module := held()) is not None]
-        below: set[int] = set()
-        for module in alive:
-            for child in store(module, "_modules").values():
-                if child is not None and id(child) not in below:
-                    below.update(id(node.module) for node in walk(child))
-        roots = [module for module in alive if id(module) not in below]
-        reached = {id(node.module) for root in roots for node in walk(root)}
-        for module in alive:  # left over is a ring, of modules that hold each other
-            if id(module) not in reached:
-                roots.append(module)
-                reached.update(id(node.module) for node in walk(module))
-        return roots
+        return topmost(self._alive())
+
+    def _alive(self) -> list[Module]:
+        return [module for held, _ in self._names.values() if (module := held()) is not None]
 
     def _names_of(self, module: Module) -> Set[str]:
         """The names that were assigned on a module."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .._text import short_repr
@@ -133,6 +134,8 @@ class global_scope(ScopeContext[ActiveScope]):
             closes: the sentence says why, and what to write. With ``when="exit"`` this and the next
             ones come before anything has changed. All are shown on rank 0 alone; where a filter
             makes an error of one, each rank raises it.
+        SharedMemoryWarning: with ``when="exit"``, Parameters lie in one memory, and are not one
+            Parameter.
         LateRuleWarning: with ``when="assign"``, a rule by path met what a constructor inside the
             block had assigned, and another rule decided, under a shorter path.
         TiedRulesWarning: the rules differ over a tensor that is tied; the first met is taken, and
@@ -170,6 +173,11 @@ class global_scope(ScopeContext[ActiveScope]):
             timeout=timeout,
             unused=unused,
         )
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        # Checked again, because this may be another program than that which wrote it.
+        self._spec = replace(self._spec)
 
     def new_frame(self) -> ActiveScope:
         return ActiveScope(self._spec, self)

@@ -96,10 +96,12 @@ def test_paths_and_owners_in_a_tree(P):
 def test_a_layer_built_inside(P):
     m = Model()
     with global_scope(P, S0) as scope:
-        m.sub = nn.Linear(4, 8)
+        layer = nn.Linear(4, 8)
+        assert paths(scope.converted) == ["weight", "bias"], "nobody holds it yet"
+        m.sub = layer
     assert [(owner_name(r), r.path) for r in scope.converted] == [
-        ("Linear", "weight"),
-        ("Linear", "bias"),
+        ("Linear", "sub.weight"),
+        ("Linear", "sub.bias"),
     ]
 
 
@@ -213,7 +215,8 @@ def test_who_was_left_and_then_made_global_is_told_as_that(P):
         assert paths(scope.left) == ["weight"]
         m.sub = layer
         assert scope.left == []
-    assert paths(scope.converted) == ["bias", "sub.weight"]
+        assert paths(scope.converted) == ["bias", "sub.weight"]
+    assert paths(scope.converted) == ["sub.bias", "sub.weight"]
 
 
 def test_two_modules_of_which_one_has_gone(P):

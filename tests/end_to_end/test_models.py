@@ -166,7 +166,7 @@ def test_a_new_head_of_a_global_model_takes_a_training_step(P):
     local.fc.load_state_dict({"weight": tensor(head[0]), "bias": tensor(head[1])})
     with global_scope(P, S0) as scope:
         model.fc = nn.Linear(512, 10)
-    assert [record.path for record in scope.converted] == ["weight", "bias"]
+    assert [record.path for record in scope.converted] == ["fc.weight", "fc.bias"]
     assert local_names(model) == []
     model.fc.load_state_dict({"weight": to_global(head[0], P), "bias": to_global(head[1], P)})
     assert model.fc.weight.sbp == (S0,)

@@ -153,6 +153,13 @@ CASES = {
         (scope(flow.placement("cpu", [0, 7]), B), "rank 7", "[0, 7]", "--nproc_per_node 8"),
     ],
     "placed.py _check_cuda": [(scope(flow.placement("cuda", [0]), B), "placement", "cuda", "none")],
+    "local_to_global.py _check_record": [
+        (
+            lambda: local_to_global(linear(A), ON_ONE, B, record=[]),
+            "record=[]",
+            "ConversionRecord()",
+        )
+    ],
     "spec.py check_together": [
         (
             scope(ON_ONE, Placed(ELSEWHERE, [B, B]), same_placement=True),

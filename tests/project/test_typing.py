@@ -31,9 +31,10 @@ import oneflow as flow
 from oneflow import nn
 
 from autoglobal import (
-    ActiveScope, AutoglobalError, ConversionError, DivergenceError, LateRuleWarning, OneFlowMissing,
-    Kept, Left, Placed, Preview, Record, Report, SpecError, SpecTypeError, SplitUpdateWarning,
-    TiedRulesWarning, UnusedRuleWarning, __version__, auto_global, current_scope, describe,
+    ActiveScope, AutoglobalError, ConversionError, ConversionRecord, DivergenceError,
+    LateRuleWarning, OneFlowMissing, Kept, Left, Placed, Preview, Record, Report,
+    SharedMemoryWarning, SpecError, SpecTypeError, SplitUpdateWarning, TiedRulesWarning,
+    UnusedRuleWarning, __version__, auto_global, current_scope, describe,
     global_scope, local_scope, local_to_global, nearest, optimizer_to_global,
     preview,
 )
@@ -98,6 +99,10 @@ reveal_type(describe(model))  # is: autoglobal.report.describe.Report
 reveal_type(preview(model, P, {"*": B}, unused="error"))  # is: autoglobal.preview.Preview
 reveal_type([row.rule for row in preview(model, P, B)])  # is: list[str | None]
 preview(model, P, B, when="exit")  # error: call-arg
+record = ConversionRecord()
+reveal_type(record.converted)  # is: list[autoglobal.conversion.records.Record]
+local_to_global(model, P, B, record=[])  # error: arg-type
+reveal_type(local_to_global(model, P, B, record=record))  # is: user.Stating
 reveal_type(local_to_global(model, P, B, progress=True))  # is: user.Stating
 
 class Optimizer(flow.optim.SGD):
@@ -111,7 +116,7 @@ as_usual: tuple[type[ValueError], type[TypeError], type[ImportError], type[Runti
     SpecError, SpecTypeError, OneFlowMissing, ConversionError,
 )
 warnings: list[type[UserWarning]] = [
-    LateRuleWarning, SplitUpdateWarning, TiedRulesWarning, UnusedRuleWarning,
+    LateRuleWarning, SharedMemoryWarning, SplitUpdateWarning, TiedRulesWarning, UnusedRuleWarning,
 ]
 
 global_scope(P, B, when="later")  # error: arg-type
