@@ -75,5 +75,5 @@ np.testing.assert_allclose(model(x).numpy(), after, atol=1e-5)
 assert [weight.sbp for weight in model.parameters()] == [(S0,), (S0,), (S1,), (B,)]
 if flow.env.get_rank() == 0:
     for record in scope.converted:
-        print(f"{record.owner}.{record.path} {record.shape!s:8} {record.sbp[0]}")
+        print(f"{record.path} {record.shape!s:8} {record.sbp[0]}")
     print(f"loss {first:.4f} -> {last:.4f}, and merged into the weights")
