@@ -70,5 +70,13 @@ class SharedMemoryWarning(UserWarning):
     """Two Parameters lie in one memory, and will be two tensors once they are global."""
 
 
+class NeverEnteredWarning(UserWarning):
+    """A scope was made and is gone, and nothing ever ran in it."""
+
+
+class UnconvertedWarning(UserWarning):
+    """An optimizer was to follow its Parameters, of which none is global yet."""
+
+
 class SplitUpdateWarning(UserWarning):
     """An optimizer of OneFlow's does not move a Parameter that is split."""

@@ -16,6 +16,8 @@ from ..layout.spec import (
     takes_options,
 )
 from ..modules.registry import check_module
+from ..modules.tree import tensors
+from .optimizer_to_global import check_optimizer, check_states, optimizer_to_global
 from .plan import Plan
 from .session import Session
 from .summary import ConversionRecord
@@ -34,6 +36,7 @@ def local_to_global(
     *,
     progress: bool = False,
     record: ConversionRecord | None = None,
+    optimizer: Any = None,
     **options: Unpack[CallOptions],
 ) -> M:
     """Make global, in place, what is local in a module and all below it; return the module.
@@ -62,10 +65,14 @@ def local_to_global(
             unused: as in :class:`autoglobal.global_scope`. The paths that patterns and a callable
             ``sbp`` see start below ``module``: ``"blocks.0.attn.weight"``.
         progress: show a tqdm bar, on rank 0.
+        optimizer: one of its Parameters, whose state is to follow them: as
+            :func:`autoglobal.optimizer_to_global` afterwards, but that its shapes are checked
+            before anything changes.
         record: a :class:`autoglobal.ConversionRecord` that is told what the call has done.
 
     Raises:
-        SpecTypeError, SpecError: as :class:`autoglobal.global_scope` does.
+        SpecTypeError, SpecError: as :class:`autoglobal.global_scope` does, and for another thing
+            than a record or an optimizer.
         ConversionError: what is in the module cannot become global as asked for; on every rank,
             with everything as it was before. Also for a module that is wrapped for
             ``DistributedDataParallel``.
@@ -83,6 +90,8 @@ def local_to_global(
     check_module(module, "local_to_global")
     check_flag("progress", progress)
     _check_record(record)
+    if optimizer is not None:
+        check_optimizer(optimizer)
     spec = GlobalSpec(placement, sbp, **options)
     label = type(module).__name__
     title = f"local_to_global of {label}"
@@ -92,8 +101,13 @@ def local_to_global(
     with session.running(title):
         take_in = partial(Plan.add_tree, root=label, module=module, path="")
         what = f"the conversion of {label}"
+        if optimizer is not None:
+            what += f" with {type(optimizer).__name__}"
+            check_states(optimizer, (tensor for _, tensor in tensors(module)))
         session.convert(take_in, "value", label, what, progress=progress)
     session.log_end(lambda: title)
+    if optimizer is not None:
+        optimizer_to_global(optimizer)
     return module
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -12,7 +11,7 @@ import oneflow as flow
 
 from .._compat import Tensor, this_rank
 from .._text import short_repr
-from ..errors import ConversionError, SpecTypeError, SplitUpdateWarning
+from ..errors import ConversionError, SpecTypeError, SplitUpdateWarning, UnconvertedWarning
 from ..layout.placement import PlacementLayout, Shape, layout_of
 from ..layout.sbp import BROADCAST, show_sbp, split_axis
 from ..layout.spec import TIMEOUT
@@ -20,11 +19,12 @@ from ..ranks.agreement import Proposal, Statement, agree
 from ..ranks.collectives import all_gather
 from ..tensors.batch import TensorConversion, convert_batch
 from .apply import replacement
+from .session import warn_once
 
 O = TypeVar("O")  # noqa: E741
 
 
-def optimizer_to_global(optimizer: O) -> O:
+def optimizer_to_global(optimizer: O, state_dict: Mapping[str, Any] | None = None) -> O:
     """Bring the state of an optimizer to where its Parameters are now; return the optimizer.
 
     ::
@@ -37,45 +37,142 @@ def optimizer_to_global(optimizer: O) -> O:
         optimizer = flow.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         model(flow.ones(2, 4)).sum().backward()
         optimizer.step()                        # from here on it holds local averages
+        saved = optimizer.state_dict()
         local_to_global(model, flow.placement("cpu", ranks=[0]), flow.sbp.broadcast)
         optimizer_to_global(optimizer)          # and goes on as if nothing had happened
+
+        new = flow.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        optimizer_to_global(new, saved)         # a local checkpoint, for global Parameters
 
     Momentum, averages and sums of a Parameter that is global become global with its placement
     and sbp: a state tensor of the Parameter's logical shape is taken as the whole (the first
     rank's values count), one of the shape of its local component as that component. State that is
     global and lies elsewhere, as after ``existing="convert"``, follows too; the state of local
-    Parameters stays. Where OneFlow replaces Parameters
-    (1.0 and later), the optimizer's groups get the new ones. Every rank has to call it.
+    Parameters stays. Where OneFlow replaces Parameters (1.0 and later), the optimizer's groups get
+    the new ones. Every rank has to call it.
+    ``local_to_global(model, ..., optimizer=optimizer)`` does both.
+
+    Args:
+        optimizer: the optimizer, changed in place.
+        state_dict: what the optimizer of a local model has given as ``state_dict()``, to be loaded
+            first: OneFlow's own ``load_state_dict`` raises "Only local tensors have 'device'" where
+            a Parameter is global and its state is local (huggingface/accelerate#4142).
 
     Raises:
-        SpecTypeError: ``optimizer`` is not a ``flow.optim.Optimizer``.
+        SpecTypeError: ``optimizer`` is not a ``flow.optim.Optimizer``, or ``state_dict`` not what
+            one gives.
         ConversionError: a state tensor has another shape than its Parameter; raised on all ranks,
             and nothing has changed.
+        ValueError: OneFlow's own, of a ``state_dict`` of other groups of Parameters.
 
     Warns:
+        UnconvertedWarning: none of its Parameters is global: convert the module first.
         SplitUpdateWarning: ``LAMB`` with a split Parameter, which OneFlow 0.9.0 does not move.
+            Both on rank 0 alone.
     """
+    check_optimizer(optimizer)
+    if state_dict is None:
+        follow = _Follow(optimizer)
+        follow.agree()
+    else:
+        follow = _loaded(optimizer, state_dict)
+    follow.apply()
+    _warn(optimizer, [*follow.parameters()])
+    return optimizer
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Raise :class:`SpecTypeError` for what is no optimizer."""
     if not isinstance(optimizer, flow.optim.Optimizer):
         raise SpecTypeError(
             "optimizer must be a flow.optim.Optimizer. Received: "
             f"optimizer={short_repr(optimizer)}. Write, for example, "
             "optimizer_to_global(flow.optim.SGD(model.parameters(), lr=0.1))"
         )
-    follow = _Follow(optimizer)
-    follow.agree()
-    follow.apply()
-    if isinstance(optimizer, flow.optim.LAMB):
-        for label, parameter in follow.parameters():
-            if parameter.is_global and any(split_axis(one) is not None for one in parameter.sbp):
-                warnings.warn(
-                    f"{label}: LAMB of OneFlow 0.9.0 does not move a Parameter that is split. "
-                    f"Expected: broadcast. Received: {show_sbp(parameter.sbp)}. Make it broadcast, "
-                    "or use another optimizer",
-                    SplitUpdateWarning,
-                    stacklevel=2,
+
+
+def check_states(optimizer: Any, parameters: Iterable[Tensor]) -> None:
+    """Raise :class:`ConversionError` where the state of one that is still local cannot follow it.
+
+    Before the conversion, so that nothing has changed.
+    """
+    concerned = {id(one) for one in parameters if one.is_local}
+    for label, parameter in _parameters_of(optimizer):
+        if id(parameter) not in concerned:
+            continue
+        for name, value in optimizer._state.get(parameter, {}).items():
+            if isinstance(value, flow.Tensor) and value.shape not in (parameter.shape, ()):
+                raise ConversionError(
+                    f"{label}: its optimizer state {name!r} does not fit. Expected: shape "
+                    f"{tuple(parameter.shape)}, the Parameter's, or (). Received: shape "
+                    f"{tuple(value.shape)}. Make a new optimizer"
                 )
-                break
-    return optimizer
+
+
+def _loaded(optimizer: Any, state_dict: Any) -> _Follow:
+    """What has to follow once a state dict is loaded; nothing is loaded if that cannot follow."""
+    if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
+        raise SpecTypeError(
+            "state_dict must be what optimizer.state_dict() gives, with 'state' and "
+            f"'param_groups'. Received: state_dict={short_repr(state_dict)}. Write, for example, "
+            "optimizer_to_global(optimizer, flow.load(file))"
+        )
+    before = optimizer.state_dict()["param_groups"], optimizer._state
+    # OneFlow loads the options, and cannot load local tensors.
+    optimizer.load_state_dict({**state_dict, "state": {}})
+    try:
+        saved = [index for group in state_dict["param_groups"] for index in group["params"]]
+        held = dict(zip(saved, (one for _, one in _parameters_of(optimizer))))
+        optimizer._state = {
+            held.get(key, key): _copied(value, held[key]) if key in held else value
+            for key, value in state_dict["state"].items()
+        }
+        follow = _Follow(optimizer)
+        follow.agree()
+    except BaseException:
+        optimizer.load_state_dict({"state": {}, "param_groups": before[0]})
+        optimizer._state = before[1]
+        raise
+    return follow
+
+
+def _copied(value: Any, parameter: Tensor) -> Any:
+    """The state of one Parameter, of which tensors and dicts are new ones."""
+    if isinstance(value, Mapping):
+        return {name: _copied(one, parameter) for name, one in value.items()}
+    if not isinstance(value, flow.Tensor) or value.is_global:
+        return value
+    if parameter.is_local:
+        return value.to(parameter.device, copy=True)
+    return value
+
+
+def _warn(optimizer: Any, parameters: Sequence[tuple[str, Tensor]]) -> None:
+    if parameters and not any(parameter.is_global for _, parameter in parameters):
+        warn_once(
+            f"optimizer_to_global of {type(optimizer).__name__} came first. Expected: global "
+            "Parameters, whose state follows them. Received: local ones only. Write "
+            "local_to_global(model, placement, sbp) before it, or local_to_global(..., "
+            "optimizer=optimizer)",
+            UnconvertedWarning,
+        )
+    if not isinstance(optimizer, flow.optim.LAMB):
+        return
+    for label, parameter in parameters:
+        if parameter.is_global and any(split_axis(one) is not None for one in parameter.sbp):
+            warn_once(
+                f"{label}: LAMB of OneFlow 0.9.0 does not move a Parameter that is split. "
+                f"Expected: broadcast. Received: {show_sbp(parameter.sbp)}. Make it broadcast, "
+                "or use another optimizer",
+                SplitUpdateWarning,
+            )
+            return
+
+
+def _parameters_of(optimizer: Any) -> Iterator[tuple[str, Tensor]]:
+    for g, group in enumerate(optimizer.param_groups):
+        for p, parameter in enumerate(group.parameters):
+            yield f"Parameter {p} of group {g}", parameter
 
 
 # What a state tensor is to become, as the ranks tell each other.
@@ -153,7 +250,7 @@ class _Follow:
         self._optimizer = optimizer
         self._states = [
             _State(label, holder, name, now)
-            for label, parameter in self._groups()
+            for label, parameter in _parameters_of(self._optimizer)
             if (now := _now(parameter)).is_global
             for holder in [optimizer._state.get(parameter, {})]
             for name, value in holder.items()
@@ -161,14 +258,9 @@ class _Follow:
         ]
         self._kinds: list[int] = []
 
-    def _groups(self) -> Iterator[tuple[str, Tensor]]:
-        for g, group in enumerate(self._optimizer.param_groups):
-            for p, parameter in enumerate(group.parameters):
-                yield f"Parameter {p} of group {g}", parameter
-
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Each Parameter as it is now, with a label."""
-        return ((label, _now(parameter)) for label, parameter in self._groups())
+        return ((label, _now(parameter)) for label, parameter in _parameters_of(self._optimizer))
 
     def _proposal(self) -> Proposal:
         kind = type(self._optimizer).__name__

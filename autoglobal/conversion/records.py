@@ -179,9 +179,10 @@ class Records:
         """What was met, was global already and is as it was.
 
         Met is what lies below a module that is assigned. A global Parameter or buffer that is
-        assigned by itself passes unseen unless ``existing`` is another than ``"keep"``: to look
-        at it would cost every such assignment. What the scope itself has made global is in
-        ``converted`` alone. One that is met twice is listed once, with the path of the last time.
+        assigned by itself passes unseen unless ``existing`` is another than ``"keep"``, or
+        ``same_placement=True``: to look at it would cost every such assignment. What the scope
+        itself has made global is in ``converted`` alone. One that is met twice is listed once, with
+        the path of the last time.
         """
         return [one for _, one in self._unchanged.values() if isinstance(one, Kept)]
 

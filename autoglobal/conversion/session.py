@@ -346,6 +346,15 @@ def warn_once(message: str, category: type[Warning]) -> None:
         warnings.warn(message, category, stacklevel=level)
 
 
+def warn_at(file: str, line: int, message: str, category: type[Warning]) -> None:
+    """Warn of a line of the program, once, on rank 0."""
+    if this_rank() == 0:
+        warnings.warn_explicit(message, category, file, line, registry=_told)
+
+
+_told: dict[Any, Any] = {}
+
+
 def _depth_of_the_caller() -> int:
     """The ``stacklevel`` in the function that calls this of the nearest code that is not ours."""
     ours, level, frame = __name__.partition(".")[0], 1, sys._getframe(1)

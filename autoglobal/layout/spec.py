@@ -81,6 +81,11 @@ class GlobalSpec:
         check_options({one.name: getattr(self, one.name) for one in OPTIONS})
         check_together(self.rules, self.same_placement)
 
+    @property
+    def looks_at_global(self) -> bool:
+        """Whether a global tensor that is assigned by itself is looked at."""
+        return self.existing != "keep" or self.same_placement
+
     @cached_property
     def statements(self) -> list[str]:
         """What all ranks have to ask for alike, each option in words."""

@@ -155,6 +155,7 @@ def describe(module: Any) -> Report:
     - global tensors on several placements;
     - local Parameters on one memory (``b.weight.data = a.weight.data``), which are two tensors once
       they are global;
+    - instances of a class under a bare ``@auto_global`` that hold no global tensor to follow;
     - running statistics of a BatchNorm that are split, which OneFlow 0.9.0 never updates.
 
     Looking changes nothing, sends nothing to other ranks and runs no operation, so that any rank

@@ -11,7 +11,8 @@ from oneflow import nn
 from .._compat import in_one_memory
 from ..layout.placement import layout_of
 from ..layout.sbp import NdSbp, show_sbp, split_axis
-from ..modules.tree import Held, Name
+from ..modules.decorated import follows
+from ..modules.tree import Held, Name, Node
 from .rows import Row, show_placement
 
 _SHOWN = 4  # paths in one sentence
@@ -24,13 +25,22 @@ class ReportWarning:
     ``kind`` is ``"local"`` (local tensors in a module that holds global ones), ``"attribute"``
     (local tensors that are kept and not registered), ``"tied"`` (classes state, or rules ask,
     different layouts for one tensor), ``"placements"`` (there are several), ``"statistics"`` (a
-    BatchNorm's running statistics that are split, and so never updated) or ``"memory"``
-    (Parameters of their own share one). A preview has ``"unused"`` (a rule that decides nothing; no
+    BatchNorm's running statistics that are split, and so never updated) ``"memory"``
+    (Parameters of their own share one) or ``"follows"`` (a bare ``@auto_global`` had nothing to
+    follow). A preview has ``"unused"`` (a rule that decides nothing; no
     paths) and ``"kept"`` (global already, with another layout than a rule asks) as well.
     """
 
     kind: Literal[
-        "local", "attribute", "tied", "placements", "statistics", "memory", "unused", "kept"
+        "local",
+        "attribute",
+        "tied",
+        "placements",
+        "statistics",
+        "memory",
+        "follows",
+        "unused",
+        "kept",
     ]
     paths: tuple[str, ...]
     text: str
@@ -54,6 +64,7 @@ def warnings_of(
         *_placements(rows),
         *_statistics(rows, held),
         *(_in_one_memory(held) if with_memory else ()),
+        *_followers(rows, held),
     )
 
 
@@ -128,6 +139,29 @@ def _in_one_memory(held: Sequence[Held]) -> Iterator[ReportWarning]:
             f"Parameters of their own on one memory: {listed(group)}. Once they are global a write "
             "to one may no longer reach the other. "
             f"Write {group[1]} = {group[0]}, which makes them one Parameter",
+        )
+
+
+def _followers(rows: Sequence[Row], held: Sequence[Held]) -> Iterator[ReportWarning]:
+    """Instances of classes that follow their global tensors, and hold none."""
+    found: dict[int, tuple[str, bool]] = {}  # a path, and whether there is a global tensor
+    for row, (_, names) in zip(rows, held):
+        for name in names:
+            node: Node | None = name.node
+            while node is not None:
+                if follows(node.module):
+                    key = id(node.module)
+                    path, some = found.get(key, (node.path or "the module itself", False))
+                    found[key] = path, some or row.is_global
+                node = node.above
+    alone = tuple(path for path, some in found.values() if not some)
+    if alone:
+        yield ReportWarning(
+            "follows",
+            alone,
+            f"of classes under a bare @auto_global, and without a global tensor: {listed(alone)}. "
+            "Such a class follows the global tensors that it holds, so that nothing of these was "
+            "converted. Write @auto_global(placement, sbp), or assign a global tensor first",
         )
 
 

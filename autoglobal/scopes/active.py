@@ -62,7 +62,7 @@ class ActiveScope(Frame, ConversionRecord):
         self._looks = spec.when == "assign"
         self.is_local = False
         self.spec = spec
-        self.watch_global = spec.existing != "keep"
+        self.watch_global = spec.looks_at_global
         self._session = session = Session(spec, self, title=self._title)
         self.deferred = Deferred(session) if spec.when == "exit" else None
         self.handler = session if self.deferred is None else self.deferred

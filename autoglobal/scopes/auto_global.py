@@ -95,6 +95,12 @@ class _Stating(_Handler):
         self.options = options
         self._spec = GlobalSpec(placement, sbp, **options)
 
+    @property
+    def looks_at_global(self) -> bool:
+        """Whether a global tensor that is assigned by itself is looked at."""
+        asked = self.options.get
+        return bool(asked("existing", "keep") != "keep" or asked("same_placement", False))
+
     def spec_of(self, module: Module, is_here: bool) -> GlobalSpec | None:
         return self._spec
 
@@ -154,8 +160,9 @@ class _Asking(_Stating):
 
     def _spec_for(self, assignment: Assignment) -> GlobalSpec | None:
         # Not for what has nothing to convert: the instance may not know yet where it belongs.
-        keeps = self.options.get("existing", "keep") == "keep"
-        return super()._spec_for(assignment) if not keeps or _has_local(assignment) else None
+        if not self.looks_at_global and not _has_local(assignment):
+            return None
+        return super()._spec_for(assignment)
 
 
 class _Following(_Handler):
@@ -199,7 +206,7 @@ class _Decorator:
 
     def __call__(self, kind: C) -> C:
         decorate(_checked(kind), self._handler, find)
-        if self._handler.options.get("existing", "keep") != "keep":
+        if self._handler.looks_at_global:
             watch_global()
         return kind
 

@@ -7,13 +7,16 @@ caller of ``next()`` and the event loop's other tasks never see it.
 from __future__ import annotations
 
 import inspect
+import sys
 import types
 from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import suppress
 from functools import partial, wraps
 from typing import Any, Generic, TypeVar, cast
 
 from .._text import short_repr
-from ..errors import AutoglobalError, SpecTypeError
+from ..conversion.session import warn_at
+from ..errors import AutoglobalError, NeverEnteredWarning, SpecTypeError
 from .stack import Frame, open_frames
 
 Function = Callable[..., Any]
@@ -26,16 +29,35 @@ class ScopeContext(Generic[Opened]):
 
     for_a_class: str  # what to write where a class is decorated
 
+    # The file and the line where it was made, for as long as nothing has run in it.
+    _made_at: tuple[str, int] | None = None
+
     def __init__(self) -> None:
         self._open: list[Frame] = []
+        frame = sys._getframe(2)
+        self._made_at = frame.f_code.co_filename, frame.f_lineno
+
+    def __del__(self) -> None:
+        # At the end of the program it may still have been meant to be entered.
+        if self._made_at is not None and not sys.is_finalizing():
+            with suppress(AttributeError):  # of one that was refused before it was made
+                warn_at(
+                    *self._made_at,
+                    f"{self!r} was made and never entered, so that nothing was done. Expected: a "
+                    "block, or a function that it decorates. Received: neither. Write with "
+                    f"{type(self).__name__}(...):",
+                    NeverEnteredWarning,
+                )
 
     def __getstate__(self) -> dict[str, Any]:
+        self._made_at = None
         return {**vars(self), "_open": []}  # a copy is not open
 
     def new_frame(self) -> Opened:
         raise NotImplementedError
 
     def open_frame(self) -> Opened:
+        self._made_at = None
         frame = self.new_frame()
         frame.open()
         self._open.append(frame)
@@ -64,6 +86,7 @@ class ScopeContext(Generic[Opened]):
         error: BaseException | None,
         traceback: types.TracebackType | None,
     ) -> None:
+        self._made_at = None
         for frame in open_frames():
             # A task has inherited what its creator opened, and has no business closing that.
             if frame.opened_by is self and frame.origin.is_here():
@@ -90,6 +113,7 @@ class ScopeContext(Generic[Opened]):
         )
 
     def __call__(self, function: F) -> F:
+        self._made_at = None
         if isinstance(function, type):
             raise SpecTypeError(
                 f"{type(self).__name__} decorates functions. Received: the class "

@@ -138,6 +138,7 @@ class global_scope(ScopeContext[ActiveScope]):
             Parameter.
         LateRuleWarning: with ``when="assign"``, a rule by path met what a constructor inside the
             block had assigned, and another rule decided, under a shorter path.
+        NeverEnteredWarning: the scope is gone, and was neither entered nor a decorator.
         TiedRulesWarning: the rules differ over a tensor that is tied; the first met is taken, and
             any before ``"*"``.
     """

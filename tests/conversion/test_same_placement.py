@@ -8,7 +8,7 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
-from autoglobal import ConversionError, global_scope, local_to_global
+from autoglobal import ConversionError, auto_global, global_scope, local_scope, local_to_global
 from tests.helpers.support import (
     S0,
     B,
@@ -135,3 +135,53 @@ def test_what_is_replaced_does_not_count(world):
     with global_scope(other, B, same_placement=True):
         m.new = parameter(W + 1)
     assert_global(m.new, W + 1, other, B)
+
+
+@pytest.mark.ranks(2, 4)
+class TestAGlobalTensorByItself:
+    """One that is assigned, not converted: in both directions, in both kinds of scope."""
+
+    @pytest.fixture(params=["value elsewhere", "module elsewhere"])
+    def places(self, request, P, first):
+        """Of the scope, of what is there, and of what comes."""
+        return (P, P, first) if request.param == "value elsewhere" else (P, first, P)
+
+    @pytest.mark.parametrize("kind", ["parameter", "buffer"])
+    def test_as_it_is_assigned(self, places, kind):
+        here, there, comes = places
+        m, value = Model(), globally(W, comes, B)
+        m.body = globally_linear(there)
+        before = Snapshot(m)
+        assign = "register_parameter" if kind == "parameter" else "register_buffer"
+        value = value if kind == "parameter" else value.data
+        with global_scope(here, B, same_placement=True), pytest.raises(ConversionError) as caught:
+            getattr(m, assign)("new", value)
+        names_both(str(caught.value), [there, comes], "Model.new", "Model.body.weight")
+        before.assert_unchanged()
+
+    def test_at_the_end_of_a_scope(self, places):
+        here, there, comes = places
+        m, value = Model(), globally(W, comes, B)
+        m.body = globally_linear(there)
+        scope = global_scope(here, B, same_placement=True, when="exit")
+        with pytest.raises(ConversionError) as caught, scope:
+            m.new = value
+        names_both(str(caught.value), [there, comes], "Model.new", "Model.body.weight")
+
+    def test_to_an_instance_of_a_decorated_class(self, places):
+        here, there, comes = places
+        m = auto_global(here, B, same_placement=True)(type("Layer", (Model,), {}))()
+        with local_scope():
+            m.body = globally_linear(there)
+        value = globally(W, comes, B)
+        with pytest.raises(ConversionError) as caught:
+            m.new = value
+        names_both(str(caught.value), [there, comes], "Layer.new", "Layer.body.weight")
+
+    def test_in_the_place_of_one_elsewhere(self, P, first):
+        """What is replaced does not count."""
+        m, value = Model(), globally(W, P, B)
+        m.new = globally(W, first, B)
+        with global_scope(P, B, same_placement=True):
+            m.new = value
+        assert m.new is value

@@ -101,13 +101,17 @@ def of_a_result():
         Model().register_buffer("new", parameter(A) * 2)
 
 
-def of_a_misfit():
+def sgd(module):
+    return flow.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+
+
+def of_a_misfit(together=False):
     layer = linear(A)
-    optimizer = flow.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+    optimizer = sgd(layer)
     layer(tensor(A[:, :4])).sum().backward()
     optimizer.step()
     optimizer._state[layer.weight]["momentum_buf"] = tensor(counted(3, 3))
-    local_to_global(layer, ON_ONE, B)
+    local_to_global(layer, ON_ONE, B, optimizer=optimizer if together else None)
     optimizer_to_global(optimizer)
 
 
@@ -259,9 +263,14 @@ CASES = {
         (assigned(ON_ONE, {"x": B, "*": B}, unused="error"), "the rule 'x'", "matched nothing"),
     ],
     "plan.py Plan._decide": [(of_a_result, "Model.new", "grad_fn", "(8, 4)", ".detach()")],
-    "optimizer_to_global.py optimizer_to_global": [
+    "optimizer_to_global.py check_optimizer": [
         (lambda: optimizer_to_global(linear(A)), "optimizer=<module Linear>"),
-        (of_lamb, "Parameter 0 of group 0", "split(dim=0)"),
+    ],
+    "optimizer_to_global.py check_states": [
+        (lambda: of_a_misfit(together=True), "Parameter 0", "'momentum_buf'", "(3, 3)")
+    ],
+    "optimizer_to_global.py _loaded": [
+        (lambda: optimizer_to_global(sgd(linear(A)), {"lr": 1}), "state_dict={'lr': 1}", "'state'")
     ],
     "optimizer_to_global.py _Follow.agree": [
         (of_a_misfit, "Parameter 0", "'momentum_buf'", "(3, 3)")
@@ -281,6 +290,8 @@ WARNINGS = {
     "session.py warn_once": [
         (lambda: local_to_global(linear(A), ON_ONE, {"x.*": B, "*": B}), "the rule 'x.*'"),
         (tied, "Model.a and Model.b", "'a'", "'b'"),
+        (of_lamb, "Parameter 0 of group 0", "split(dim=0)"),
+        (lambda: optimizer_to_global(sgd(linear(A))), "SGD", "local_to_global(model"),
         (late, "the rule 'sub.weight'", "Model.sub.weight", "when='exit'"),
     ],
 }

@@ -344,7 +344,7 @@ def test_the_options_are_the_same_everywhere():
             if name not in ("placement", "sbp"):
                 assert shown[name].default == one.default
                 assert shown[name].kind == one.kind
-        assert set(shown) - set(known) <= {"module", "progress", "record"}
+        assert set(shown) - set(known) <= {"module", "progress", "record", "optimizer"}
         assert "when" not in shown
     fields = get_type_hints(GlobalSpec)
     for types, known in ((CallOptions, of_a_call), (Options, endless)):

@@ -32,9 +32,10 @@ from oneflow import nn
 
 from autoglobal import (
     ActiveScope, AutoglobalError, ConversionError, ConversionRecord, DivergenceError,
-    LateRuleWarning, OneFlowMissing, Kept, Left, Placed, Preview, Record, Report,
+    LateRuleWarning, NeverEnteredWarning, OneFlowMissing, Kept, Left, Placed, Preview, Record,
+    Report,
     SharedMemoryWarning, SpecError, SpecTypeError, SplitUpdateWarning, TiedRulesWarning,
-    UnusedRuleWarning, __version__, auto_global, current_scope, describe,
+    UnconvertedWarning, UnusedRuleWarning, __version__, auto_global, current_scope, describe,
     global_scope, local_scope, local_to_global, nearest, optimizer_to_global,
     preview,
 )
@@ -108,6 +109,9 @@ reveal_type(local_to_global(model, P, B, progress=True))  # is: user.Stating
 class Optimizer(flow.optim.SGD):
     pass
 
+local_to_global(model, P, B, optimizer=Optimizer([]))
+optimizer_to_global(Optimizer([]), "state.pt")  # error: arg-type
+reveal_type(optimizer_to_global(Optimizer([]), {"state": {}}))  # is: user.Optimizer
 reveal_type(optimizer_to_global(Optimizer([])))  # is: user.Optimizer
 reveal_type(__version__)  # is: str
 
@@ -116,7 +120,8 @@ as_usual: tuple[type[ValueError], type[TypeError], type[ImportError], type[Runti
     SpecError, SpecTypeError, OneFlowMissing, ConversionError,
 )
 warnings: list[type[UserWarning]] = [
-    LateRuleWarning, SharedMemoryWarning, SplitUpdateWarning, TiedRulesWarning, UnusedRuleWarning,
+    LateRuleWarning, NeverEnteredWarning, SharedMemoryWarning, SplitUpdateWarning,
+    UnconvertedWarning, TiedRulesWarning, UnusedRuleWarning,
 ]
 
 global_scope(P, B, when="later")  # error: arg-type

@@ -198,3 +198,36 @@ def test_running_statistics_that_are_split(P, world):
     m = Model()
     m.bn = nn.BatchNorm1d(8)
     assert kinds(local_to_global(m, P, S0)) == []
+
+
+class TestFollowing:
+    """A bare ``@auto_global`` on a class that never holds a global tensor looks like success."""
+
+    def kind(self) -> type:
+        return auto_global(type("Layer", (Model,), {}))
+
+    def test_an_instance_without_a_global_tensor(self, P):
+        m = Model()
+        m.old = globally(counted(2), P, B)
+        m.layer, m.twice = self.kind()(), self.kind()()
+        m.layer.w, m.layer.sub = parameter(counted(2)), linear(counted(2, 2))
+        m.twice.w = globally(counted(2), P, B)
+        m.twice.new = parameter(counted(2))
+        found = {one.kind: one for one in describe(m).warnings}
+        assert sorted(found) == ["follows", "local"]
+        assert found["follows"].paths == ("layer",)
+        assert "Write @auto_global(placement, sbp), or assign a global tensor first" in (
+            found["follows"].text
+        )
+
+    def test_the_module_itself(self):
+        m = self.kind()()
+        m.w = parameter(counted(2))
+        assert the_only(m).paths == ("the module itself",)
+
+    def test_no_false_alarm(self, P):
+        m = Model()
+        m.empty, m.below, m.stated = self.kind()(), self.kind()(), Model()
+        m.below.sub = Model()
+        m.below.sub.old = globally(counted(2), P, B)
+        assert kinds(m) == []
