@@ -29,8 +29,9 @@ demo: $(READY) ## the case of Oneflow-Inc/oneflow#8869 on two CPU ranks
 tensor-parallel: $(READY) ## a GPT block split by rules, on two CPU ranks
 	@$(LAUNCH) 2 -- examples/tensor_parallel.py
 
-examples: $(READY) ## every example on two CPU ranks
-	@for one in examples/*.py; do echo "== $$one"; $(LAUNCH) 2 -- $$one || exit 1; done
+examples: $(READY) ## every example on two CPU ranks, the pipeline on four
+	@for one in examples/*.py; do n=2; [ $$one = examples/pipeline.py ] && n=4; \
+		echo "== $$one"; $(LAUNCH) $$n -- $$one || exit 1; done
 
 test: $(READY) ## the tests on 1, 2 and 4 ranks (RANKS="1 2" picks, ARGS=... goes to pytest)
 	@$(PY) -m tests.run --ranks $(RANKS) --replacing $(REPLACING) -- $(ARGS)

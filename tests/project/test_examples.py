@@ -21,6 +21,7 @@ import autoglobal
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = "extend_global_model.py"  # prints on both ranks
 NAMES = sorted(path.name for path in (ROOT / "examples").rglob("*.py"))
+PIPELINE = "pipeline.py"  # is shown on four ranks
 ON_FOUR = ("tensor_parallel.py", "several_machines.py", "graft_head.py", "lora.py")
 
 
@@ -47,7 +48,7 @@ def run(name: str) -> None:
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("name", [name for name in NAMES if name != DEMO])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in (DEMO, PIPELINE)])
 def test_it_runs_and_prints_what_is_shown(rank, capsys, name):
     torch = sys.modules.get("torch")
     run(name)
@@ -64,6 +65,16 @@ def test_it_runs_and_prints_what_is_shown(rank, capsys, name):
 def test_it_runs_on_four_ranks(rank, capsys, name):
     run(name)
     assert bool(capsys.readouterr().out) == (rank == 0)
+
+
+@pytest.mark.ranks(2, 4)
+def test_the_pipeline_runs_and_prints_what_is_shown(rank, world, capsys):
+    run(PIPELINE)
+    printed = capsys.readouterr().out
+    expected = shown(PIPELINE)
+    if world == 2:  # one rank for each stage
+        expected = expected.replace("[0, 1]", "[0]").replace("[2, 3]", "[1]")
+    assert without_losses(printed) == (without_losses(expected) if rank == 0 else "")
 
 
 @pytest.mark.ranks(1)
