@@ -76,26 +76,48 @@ def test_a_class_is_its_subclasses_too(P):
     assert matched("Embedding", m) == set(), "by name it is that class alone"
 
 
+# The same table on real models: what the rows of docs/options.md say, in Python, and how many.
+IN_MODELS = [
+    ("resnet18", "layer1.0.conv1.weight", lambda path, kind: path == "layer1.0.conv1.weight", 1),
+    ("resnet18", "layer1", lambda path, kind: path.startswith("layer1."), 12),
+    ("resnet18", "layer[12].*", lambda path, kind: path[:7] in ("layer1.", "layer2."), 27),
+    ("resnet18", "*.bias", lambda path, kind: path.endswith(".bias"), 21),
+    ("resnet18", "*.bn1.weight", lambda path, kind: path.endswith("bn1.weight"), 9),
+    ("resnet18", "BatchNorm2d", lambda path, kind: kind == "BatchNorm2d", 40),
+    (
+        *("resnet18", "BatchNorm2d.weight"),
+        *(lambda path, kind: kind == "BatchNorm2d" and path.endswith(".weight"), 20),
+    ),
+    ("resnet18", nn.Conv2d, lambda path, kind: kind == "Conv2d", 20),
+    (
+        *("resnet18", re.compile(r"layer\d\.0\.downsample\.0\.weight")),
+        *(lambda path, kind: path.endswith("0.downsample.0.weight"), 3),
+    ),
+    ("vit_tiny_patch16_224", "*.attn.qkv", lambda path, kind: ".attn.qkv." in path, 24),
+    ("vit_tiny_patch16_224", "blocks.1", lambda path, kind: path.startswith("blocks.1."), 12),
+    ("vit_tiny_patch16_224", "blocks.1*", lambda path, kind: path.startswith("blocks.1"), 36),
+    ("vit_tiny_patch16_224", "head", lambda path, kind: path.startswith("head."), 2),
+    ("vit_tiny_patch16_224", "*.norm1.*", lambda path, kind: ".norm1." in path, 24),
+    ("vit_tiny_patch16_224", nn.LayerNorm, lambda path, kind: kind == "LayerNorm", 50),
+]
+
+
 @pytest.mark.ranks(1)
 @pytest.mark.parametrize(
-    ("name", "key", "count"),
-    [
-        ("resnet18", "layer1", 12),
-        ("resnet18", "layer[12].*", 27),
-        ("resnet18", "*.bn1.weight", 9),
-        ("resnet18", "BatchNorm2d", 40),
-        ("resnet18", nn.Conv2d, 20),
-        ("resnet18", re.compile(r"layer\d\.0\.downsample\.0\.weight"), 3),
-        ("vit_tiny_patch16_224", "*.attn.qkv", 24),
-        ("vit_tiny_patch16_224", "blocks.1", 12),
-        ("vit_tiny_patch16_224", "blocks.1*", 36),
-        ("vit_tiny_patch16_224", "head", 2),
-        ("vit_tiny_patch16_224", nn.LayerNorm, 50),
-    ],
-    ids=str,
+    ("name", "key", "is_meant", "count"),
+    IN_MODELS,
+    ids=[f"{name} {key}" for name, key, *_ in IN_MODELS],
 )
-def test_what_a_key_matches_in_real_models(name, key, count):
-    assert len(matched(key, getattr(models, name)())) == count
+def test_what_a_key_matches_in_real_models(name, key, is_meant, count):
+    model = getattr(models, name)()
+    owners = dict(model.named_modules())
+    expected = {
+        path
+        for path, _ in model.named_parameters()
+        if is_meant(path, type(owners[path.rpartition(".")[0]]).__name__)
+    }
+    assert len(expected) == count
+    assert matched(key, model) == expected
 
 
 def test_a_class_without_modules_is_no_key(P):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import oneflow as flow
 import pytest
 from oneflow import nn
@@ -250,3 +251,20 @@ def test_a_module_from_elsewhere_is_not_added_to_one_on_the_placement(stages):
         with global_scope(first, B, same_placement=True):
             m.sub = other
     assert "sub" not in m._modules
+
+
+@pytest.mark.parametrize("how", ["sbp", "mapping", "function", "Placed"])
+def test_a_list_of_sbps_goes_in_as_it_is(world, how):
+    """As LiBai's ``get_nd_sbp`` gives it: a list, on a placement of two dimensions."""
+    mesh = flow.placement("cpu", np.arange(world).reshape(max(1, world // 2), -1))
+    nd_sbp = [B, S0]
+    sbp = {
+        "sbp": nd_sbp,
+        "mapping": {"weight": nd_sbp, "*": [B, B]},
+        "function": lambda owner, path, tensor: nd_sbp,
+        "Placed": Placed(mesh, nd_sbp),
+    }[how]
+    array = counted(8, 4)
+    found = local_to_global(linear(array), mesh, sbp)
+    assert_global(found.weight, array, mesh, nd_sbp)
+    assert nd_sbp == [B, S0]
