@@ -109,19 +109,19 @@ def viewable(local: Tensor) -> Tensor:
 def in_one_memory(found: Iterable[tuple[T, Tensor]]) -> list[list[T]]:
     """Those local tensors that lie at one place in host memory, each by what it comes with.
 
-    Compared are tensors of one shape and dtype: all of them where they are few or large. OneFlow
-    0.9.0 tells no address but by way of numpy, which takes 20 us for each tensor (measured).
+    Compared are tensors of one shape and dtype, if there are no more than three of them: OneFlow
+    0.9.0 tells no address but by way of numpy, and for each it waits for its own worker (measured:
+    20 us at best, milliseconds where other work is under way).
     """
     alike: dict[tuple[Any, Any], list[tuple[T, Tensor]]] = {}
     if is_tracing():
         return []
     for key, tensor in found:
-        if tensor.is_local and tensor.device.type == "cpu" and tensor.dtype != flow.bfloat16:
+        if tensor.is_local and _is_readable(tensor):
             alike.setdefault((tensor.shape, tensor.dtype), []).append((key, tensor))
     at: dict[tuple[Any, Any, int], list[T]] = {}
     for (shape, dtype), group in alike.items():
-        size = nbytes_of(group[0][1])
-        if len(group) > 1 and size and (len(group) <= _FEW or size >= SMALL):
+        if 1 < len(group) <= _FEW and nbytes_of(group[0][1]):
             sync()  # or numpy() would wait, spinning on a core
             for key, tensor in group:
                 address = tensor.detach().numpy().ctypes.data
@@ -129,7 +129,14 @@ def in_one_memory(found: Iterable[tuple[T, Tensor]]) -> list[list[T]]:
     return [keys for keys in at.values() if len(keys) > 1]
 
 
-_FEW = 8
+_FEW = 3
+
+
+def _is_readable(local: Tensor) -> bool:
+    """Whether numpy gets the very memory of a tensor, and no copy."""
+    device = local.device
+    own = device.type == "cpu" and device.index == flow.env.get_local_rank()
+    return bool(own and local.dtype != flow.bfloat16)
 
 
 def stacked(tensors: Sequence[Tensor]) -> Tensor:

@@ -67,7 +67,11 @@ class TiedRulesWarning(UserWarning):
 
 
 class SharedMemoryWarning(UserWarning):
-    """Two Parameters lie in one memory, and will be two tensors once they are global."""
+    """Two Parameters lie in one memory, and will be two tensors once they are global.
+
+    Looked for on the CPU, among Parameters of which no more than three have one shape, and not of
+    bfloat16.
+    """
 
 
 class NeverEnteredWarning(UserWarning):

@@ -11,6 +11,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 
 from ._compat import world_size
 from .conversion.plan import Plan, PlannedTensor
+from .errors import ConversionError
 from .layout.placement import Shape, layout_of, show_ranks
 from .layout.sbp import show_sbp
 from .layout.spec import CALL_OPTIONS, CallOptions, DistantSpec, check_names, takes_options
@@ -54,15 +55,17 @@ class PlannedRow:
 
     @property
     def path(self) -> str:
+        """The first name."""
         return self.now.path
 
     @property
     def tied(self) -> tuple[str, ...]:
+        """The other names."""
         return self.now.tied
 
     @property
     def components(self) -> dict[Shape, tuple[int, ...]]:
-        """Each shape that a component would have, and the ranks with it."""
+        """Each shape that a component would have, with the ranks of it; of a local tensor none."""
         if self.after.placement is None:
             return {}
         found: dict[Shape, tuple[int, ...]] = {}
@@ -106,10 +109,10 @@ class Preview:
     ``preview[path]`` is one of them, by any of its names.
 
     ``now`` is the report on the module as it is, ``after`` the one that
-    :func:`autoglobal.describe` would give after the conversion, with a tensor that cannot be
-    converted as it is now. ``errors`` are all that the conversion would raise the first of, and
-    ``warnings`` what it would warn of, and then the warnings of ``after``. The preview holds no
-    tensor of the module.
+    :func:`autoglobal.describe` would give after the conversion; what cannot be converted is in it
+    as it is now. ``errors`` lists every error, of which the conversion would raise the first.
+    ``warnings`` are those that it would give, what it would keep with another layout than a rule
+    asks, and the warnings of ``after``. The preview holds no tensor of the module.
     """
 
     now: Report
@@ -174,10 +177,12 @@ class Preview:
         return self._sheet().html()
 
     def _sheet(self) -> Sheet:
-        count, changing = len(self.rows), sum(row.changes for row in self.rows)
+        count, wrong = len(self.rows), len(self.errors)
+        would = f"convert {sum(row.changes for row in self.rows)} of them"
+        if wrong:
+            would = f"refuse, for {wrong} error{'s' * (wrong != 1)}"
         return Sheet(
-            f"{self.now.module}: {count} tensor{'s' * (count != 1)}, of which local_to_global "
-            f"would convert {changing}",
+            f"{self.now.module}: {count} tensor{'s' * (count != 1)}; local_to_global would {would}",
             _COLUMNS,
             [Line([*_cells(row)], _style(row)) for row in self.rows],
             [*self._bytes(), *self._refusals()],
@@ -196,7 +201,7 @@ class Preview:
             what = "all ranks" if len(alike) == 1 else f"rank {show_ranks(ranks)}"
             yield f"{what}: {_change(*sizes)} bytes"
         if len(alike) > _LINES:
-            yield f"the rank with most: {_change(max(before), max(after))} bytes"
+            yield f"at most: {_change(max(before), max(after))} bytes"
 
     def _refusals(self) -> Iterator[str]:
         if self.errors:
@@ -225,6 +230,8 @@ def preview(module: Any, placement: Any, sbp: Any, **options: Unpack[CallOptions
         assert "axis 0 is too short" in found["1.weight"].error  # 3 rows over 4 ranks
 
     The plan is the very one that :func:`autoglobal.local_to_global` makes with the same arguments.
+    What matters at the moment of the call alone is no part of it: a side thread, a graph that is
+    being built, an optimizer.
     The result (:class:`autoglobal.Preview`) has for each tensor what it is, what it would be, on
     each rank, and the rule that decides; all errors and not the first alone; and rules that
     decide nothing, ties over which the rules differ, and what would be kept with another layout
@@ -248,10 +255,14 @@ def preview(module: Any, placement: Any, sbp: Any, **options: Unpack[CallOptions
     check_module(module, "preview")
     spec = DistantSpec(placement, sbp, **options)
     plan = Plan(spec)
-    plan.add_tree(type(module).__name__, module, "")
+    errors: list[ConversionError] = []
+    try:
+        plan.add_tree(type(module).__name__, module, "")
+    except ConversionError as error:  # a decorated class does not know its placement
+        errors.append(error)
     plan.decide()
     unused = unused_rules(spec, plan.used, [*plan.seen()], plan.kept_otherwise)
-    errors = [*plan.problems(plan.changing())]
+    errors += plan.problems(plan.changing())
     if unused and spec.unused == "error":
         errors.append(refused(unused))
     planned = {id(one.tensor): one for one in plan.tensors()}
@@ -283,7 +294,7 @@ def _row(row: Row, held: Held, planned: dict[int, PlannedTensor]) -> PlannedRow:
     asked = None
     if one.asks_otherwise() and one.decision is not None:
         asked = str(one.decision.target)
-    return PlannedRow(row, row, changes=False, rule="existing='keep'", asked=asked)
+    return PlannedRow(row, row, changes=False, rule=f"existing={one.spec.existing!r}", asked=asked)
 
 
 def _after(now: Report, rows: Sequence[PlannedRow], held: Sequence[Held]) -> Report:
@@ -295,7 +306,12 @@ def _after(now: Report, rows: Sequence[PlannedRow], held: Sequence[Held]) -> Rep
         world_size=max(world_size(), 1 + max(ranks, default=0)),
         rows=after,
         totals=totals_of(after),
-        warnings=warnings_of(after, now.attributes, held, with_memory=False),
+        warnings=warnings_of(
+            after,
+            now.attributes,
+            held,
+            local=[one for row, one in zip(after, held) if not row.is_global],
+        ),
     )
 
 

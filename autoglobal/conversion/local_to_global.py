@@ -16,8 +16,7 @@ from ..layout.spec import (
     takes_options,
 )
 from ..modules.registry import check_module
-from ..modules.tree import tensors
-from .optimizer_to_global import check_optimizer, check_states, optimizer_to_global
+from .optimizer_to_global import check_optimizer, check_states, follow
 from .plan import Plan
 from .session import Session
 from .summary import ConversionRecord
@@ -65,10 +64,10 @@ def local_to_global(
             unused: as in :class:`autoglobal.global_scope`. The paths that patterns and a callable
             ``sbp`` see start below ``module``: ``"blocks.0.attn.weight"``.
         progress: show a tqdm bar, on rank 0.
-        optimizer: one of its Parameters, whose state is to follow them: as
-            :func:`autoglobal.optimizer_to_global` afterwards, but that its shapes are checked
-            before anything changes.
         record: a :class:`autoglobal.ConversionRecord` that is told what the call has done.
+        optimizer: an optimizer of the module's Parameters. Its state follows them, as with
+            :func:`autoglobal.optimizer_to_global` afterwards; whether its shapes fit is known
+            before anything changes.
 
     Raises:
         SpecTypeError, SpecError: as :class:`autoglobal.global_scope` does, and for another thing
@@ -83,8 +82,9 @@ def local_to_global(
         SharedMemoryWarning: Parameters lie in one memory, and are not one Parameter
             (``b.weight.data = a.weight.data``), which ends with the conversion.
         TiedRulesWarning: the rules differ over a tensor that is tied; the first met is taken, and
-            any before ``"*"``. All come before anything has changed, on rank 0 alone; where a
+            any before ``"*"``. All these come before anything has changed, on rank 0 alone; where a
             filter makes an error of one, each rank raises it.
+        UnconvertedWarning, SplitUpdateWarning: as :func:`autoglobal.optimizer_to_global` does.
     """
     check_names("local_to_global", options)
     check_module(module, "local_to_global")
@@ -95,19 +95,19 @@ def local_to_global(
     spec = GlobalSpec(placement, sbp, **options)
     label = type(module).__name__
     title = f"local_to_global of {label}"
-    if record is not None:
-        record.add_title(title)
-    session = Session(spec, record)
+    session = Session(spec)
     with session.running(title):
         take_in = partial(Plan.add_tree, root=label, module=module, path="")
         what = f"the conversion of {label}"
         if optimizer is not None:
             what += f" with {type(optimizer).__name__}"
-            check_states(optimizer, (tensor for _, tensor in tensors(module)))
+            check_states(optimizer, module)
         session.convert(take_in, "value", label, what, progress=progress)
+        if optimizer is not None:
+            follow(optimizer, timeout=spec.timeout)
     session.log_end(lambda: title)
-    if optimizer is not None:
-        optimizer_to_global(optimizer)
+    if record is not None:
+        record.add_call(title, session.records)
     return module
 
 

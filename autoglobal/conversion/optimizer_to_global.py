@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
 import oneflow as flow
 
-from .._compat import Tensor, this_rank
+from .._compat import Module, Tensor, this_rank
 from .._text import short_repr
 from ..errors import ConversionError, SpecTypeError, SplitUpdateWarning, UnconvertedWarning
 from ..layout.placement import PlacementLayout, Shape, layout_of
 from ..layout.sbp import BROADCAST, show_sbp, split_axis
 from ..layout.spec import TIMEOUT
+from ..modules.tree import tensors
 from ..ranks.agreement import Proposal, Statement, agree
 from ..ranks.collectives import all_gather
 from ..tensors.batch import TensorConversion, convert_batch
 from .apply import replacement
-from .session import warn_once
+from .session import tell_refused, warn_caller
 
 O = TypeVar("O")  # noqa: E741
 
@@ -72,13 +73,18 @@ def optimizer_to_global(optimizer: O, state_dict: Mapping[str, Any] | None = Non
     """
     check_optimizer(optimizer)
     if state_dict is None:
-        follow = _Follow(optimizer)
-        follow.agree()
+        follow(optimizer)
     else:
-        follow = _loaded(optimizer, state_dict)
-    follow.apply()
-    _warn(optimizer, [*follow.parameters()])
+        _load(optimizer, state_dict)
     return optimizer
+
+
+def follow(optimizer: Any, timeout: float = TIMEOUT) -> None:
+    """Bring its state to where its Parameters are; agree on that before anything changes."""
+    following = _Follow(optimizer, timeout)
+    following.agree()
+    following.apply()
+    _warn(optimizer, [*following.parameters()])
 
 
 def check_optimizer(optimizer: Any) -> None:
@@ -91,35 +97,43 @@ def check_optimizer(optimizer: Any) -> None:
         )
 
 
-def check_states(optimizer: Any, parameters: Iterable[Tensor]) -> None:
-    """Raise :class:`ConversionError` where the state of one that is still local cannot follow it.
+def check_states(optimizer: Any, module: Module) -> None:
+    """Raise :class:`ConversionError` where state cannot follow the Parameters of a module.
 
     Before the conversion, so that nothing has changed.
     """
-    concerned = {id(one) for one in parameters if one.is_local}
+    concerned = {id(tensor) for _, tensor in tensors(module)}
     for label, parameter in _parameters_of(optimizer):
         if id(parameter) not in concerned:
             continue
+        whole = tuple(parameter.shape)
+        fitting = (
+            {whole, (), tuple(parameter.to_local().shape)} if parameter.is_global else {whole, ()}
+        )
         for name, value in optimizer._state.get(parameter, {}).items():
-            if isinstance(value, flow.Tensor) and value.shape not in (parameter.shape, ()):
+            if isinstance(value, flow.Tensor) and tuple(value.shape) not in fitting:
                 raise ConversionError(
-                    f"{label}: its optimizer state {name!r} does not fit. Expected: shape "
-                    f"{tuple(parameter.shape)}, the Parameter's, or (). Received: shape "
-                    f"{tuple(value.shape)}. Make a new optimizer"
+                    f"{label}: its optimizer state {name!r} does not fit. Expected: shape {whole}, "
+                    f"the Parameter's, or (). Received: shape {tuple(value.shape)}. Make a new "
+                    "optimizer"
                 )
 
 
-def _loaded(optimizer: Any, state_dict: Any) -> _Follow:
-    """What has to follow once a state dict is loaded; nothing is loaded if that cannot follow."""
-    if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
+def _load(optimizer: Any, state_dict: Any) -> None:
+    """Load a state dict and let it follow; where that cannot be, all is as it was."""
+    if not _is_state_dict(state_dict):
         raise SpecTypeError(
             "state_dict must be what optimizer.state_dict() gives, with 'state' and "
             f"'param_groups'. Received: state_dict={short_repr(state_dict)}. Write, for example, "
             "optimizer_to_global(optimizer, flow.load(file))"
         )
-    before = optimizer.state_dict()["param_groups"], optimizer._state
-    # OneFlow loads the options, and cannot load local tensors.
-    optimizer.load_state_dict({**state_dict, "state": {}})
+    groups, state = optimizer.state_dict()["param_groups"], optimizer._state
+    try:
+        # OneFlow loads the options, and cannot load local tensors.
+        optimizer.load_state_dict({**state_dict, "state": {}})
+    except Exception as error:
+        tell_refused(f"optimizer_to_global of {type(optimizer).__name__}", error, True, TIMEOUT)
+        raise
     try:
         saved = [index for group in state_dict["param_groups"] for index in group["params"]]
         held = dict(zip(saved, (one for _, one in _parameters_of(optimizer))))
@@ -127,40 +141,49 @@ def _loaded(optimizer: Any, state_dict: Any) -> _Follow:
             held.get(key, key): _copied(value, held[key]) if key in held else value
             for key, value in state_dict["state"].items()
         }
-        follow = _Follow(optimizer)
-        follow.agree()
+        follow(optimizer)
     except BaseException:
-        optimizer.load_state_dict({"state": {}, "param_groups": before[0]})
-        optimizer._state = before[1]
+        optimizer.load_state_dict({"state": {}, "param_groups": groups})
+        optimizer._state = state
         raise
-    return follow
+
+
+def _is_state_dict(value: Any) -> bool:
+    """Whether it is such as an optimizer gives, as far as its types go."""
+    if not isinstance(value, Mapping) or not isinstance(value.get("state"), Mapping):
+        return False
+    groups = value.get("param_groups")
+    return isinstance(groups, (list, tuple)) and all(
+        isinstance(group, Mapping) and "params" in group for group in groups
+    )
 
 
 def _copied(value: Any, parameter: Tensor) -> Any:
     """The state of one Parameter, of which tensors and dicts are new ones."""
     if isinstance(value, Mapping):
         return {name: _copied(one, parameter) for name, one in value.items()}
-    if not isinstance(value, flow.Tensor) or value.is_global:
+    if not isinstance(value, flow.Tensor):
         return value
     if parameter.is_local:
-        return value.to(parameter.device, copy=True)
-    return value
+        # Of a global one this rank's component, which is all of it where it is broadcast.
+        local = value.to_local() if value.is_global else value
+        return local.to(parameter.device, copy=True)
+    return value.clone()
 
 
 def _warn(optimizer: Any, parameters: Sequence[tuple[str, Tensor]]) -> None:
     if parameters and not any(parameter.is_global for _, parameter in parameters):
-        warn_once(
-            f"optimizer_to_global of {type(optimizer).__name__} came first. Expected: global "
-            "Parameters, whose state follows them. Received: local ones only. Write "
-            "local_to_global(model, placement, sbp) before it, or local_to_global(..., "
-            "optimizer=optimizer)",
+        warn_caller(
+            f"no Parameter of {type(optimizer).__name__} is global, so that there is nothing to "
+            "follow. Expected: global Parameters. Received: local ones only. Write "
+            "local_to_global(model, placement, sbp) before it, for the model that these belong to",
             UnconvertedWarning,
         )
     if not isinstance(optimizer, flow.optim.LAMB):
         return
     for label, parameter in parameters:
         if parameter.is_global and any(split_axis(one) is not None for one in parameter.sbp):
-            warn_once(
+            warn_caller(
                 f"{label}: LAMB of OneFlow 0.9.0 does not move a Parameter that is split. "
                 f"Expected: broadcast. Received: {show_sbp(parameter.sbp)}. Make it broadcast, "
                 "or use another optimizer",
@@ -246,8 +269,9 @@ class _State:
 class _Follow:
     """The state of an optimizer that has to move, agreed on and then moved."""
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: Any, timeout: float) -> None:
         self._optimizer = optimizer
+        self._timeout = timeout
         self._states = [
             _State(label, holder, name, now)
             for label, parameter in _parameters_of(self._optimizer)
@@ -265,7 +289,7 @@ class _Follow:
     def _proposal(self) -> Proposal:
         kind = type(self._optimizer).__name__
         title = Statement(kind, f"optimizer_to_global of {kind}")
-        return Proposal("optimizer", title, TIMEOUT)
+        return Proposal("optimizer", title, self._timeout)
 
     def agree(self) -> None:
         """Settle what each state is, or raise on all ranks where one has state that misfits."""

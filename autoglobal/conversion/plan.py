@@ -30,14 +30,16 @@ Place = tuple[Module, str, str]  # a module, one of its stores, a name in it
 
 
 class ByRule(NamedTuple):
-    """By which rule a tensor has become global, and where it was then: ids of modules, with names.
+    """By which rule a tensor has become global, its name in messages, and where it was then.
 
-    The tensor is held, because another one could have its id afterwards.
+    ``places`` are ids of modules, with names. The tensor is held, because another one could have
+    its id afterwards.
     """
 
     spec: GlobalSpec
     decision: Decision
     tensor: Tensor
+    label: str
     places: frozenset[tuple[int, str]]
 
 
@@ -136,8 +138,8 @@ class PlannedTensor:
         """Whether the rules decide on it, and not ``buffers``."""
         return self.kind == "parameter" or self.spec.buffers == "sbp"
 
-    def all_places(self) -> frozenset[tuple[int, str]]:
-        """Every place with a name of it: the ids of modules, with names."""
+    def held_at(self) -> frozenset[tuple[int, str]]:
+        """Where it is, under further names too: ids of modules, with names."""
         held = [(id(module), name) for module, _, name in self.places]
         return frozenset([*held, *((id(one.owner), one.name) for one in self.also or ())])
 
@@ -195,6 +197,8 @@ class Plan:
         self.used: set[Pattern] = set()  # those of spec that decided something
         # Between the rules for one tensor: two paths, and what to say of them.
         self.conflicts: list[tuple[tuple[str, ...], str]] = []
+        # What is asked for a further name of a tensor that had become global before.
+        self.ties: dict[tuple[int, str], Decision] = {}
         self.late: dict[Pattern, str] = {}  # one that came too late, and what to say of it
         self.kept_otherwise: dict[Pattern, str] = {}  # one that asks another layout than was kept
         self.is_due = False  # once it is settled: whether it changes anything
@@ -433,8 +437,8 @@ class Plan:
             before = None
         if before is not None and stated.target != before.decision.target:
             if (id(met.owner), met.name) not in before.places:
-                # A tie, which the session tells of as it ends.
                 self._use(met, pattern)
+                self.ties[id(met.owner), met.name] = stated
                 return
             by = before.decision.pattern
             self.late.setdefault(

@@ -106,22 +106,20 @@ def mark() -> Mark:
 class Records:
     """The records of one scope or call, and what it has cost this rank.
 
-    ``lasts``: what was made global may be met again. They hold no tensor and no module once they
-    are closed.
+    They hold no tensor and no module once they are settled.
     """
 
     is_shown = False  # to the user, who may ask where everything is
 
-    def __init__(self, lasts: bool = False) -> None:
+    def __init__(self) -> None:
         self.seconds = 0.0
         self.sent = 0
         self.received = 0
         self.left_alone = 0
-        self._looks = lasts
+        self.may_meet_again = False  # what was made global here
         self._written: list[Record] = []
         self._unwritten: list[_Unwritten] = []
         self._places: list[_Place] = []  # of each tensor of these two, one after the other
-        self._further: list[_Place] = []  # of tied ones
         # By id, the modules that something was assigned to.
         self._assigned: dict[int, ref[Module]] = {}
         # By the id of a tensor that was made global here: a module that got it. OneFlow's tensors
@@ -218,16 +216,13 @@ class Records:
         layout, sbp, fallback = planned.layout, planned.target, planned.fallback
         what = planned.path, type(owner), kind, shape, dtype, layout, sbp, fallback
         self._unwritten.append((*what, planned.rule))
-        if self.is_shown:
-            first, *further = planned.places
-            self._places.append((ref(owner), first[2]))
-            if further:
-                self._further += [(ref(module), name) for module, _, name in further]
-        if self._looks:
-            self._made[id(made)] = ref(owner)
-            if self._unchanged:
-                for module, _, name in planned.places:
-                    self._unchanged.pop((id(ref(module)), name), None)
+        if not (self.is_shown or self.may_meet_again):
+            return
+        self._made[id(made)] = held = ref(owner)
+        self._places.append((held, planned.places[0][2]))
+        if self.may_meet_again and self._unchanged:
+            for module, _, name in planned.places:
+                self._unchanged.pop((id(ref(module)), name), None)
 
     def add_unchanged(self, planned: Iterable[PlannedTensor]) -> int:
         """Note what stays as it is, but for what was made global here; how many that are."""
@@ -258,7 +253,9 @@ class Records:
         return owner is not None and owner() is not None
 
     def _add_unchanged(self, owner: Module, name: str, entry: _Unchanged) -> None:
-        held, self._looks = ref(owner), True
+        held = ref(owner)
+        # It may become global later, under the same name.
+        self.may_meet_again = True
         self._unchanged[id(held), name] = held, entry
 
     def note_assigned(self, module: Module) -> None:
@@ -266,6 +263,14 @@ class Records:
         if self.is_shown:
             held = ref(module)
             self._assigned[id(held)] = held
+
+    def absorb(self, other: Records) -> None:
+        """Add what other ones tell, which are settled."""
+        self.seconds += other.seconds
+        self.sent += other.sent
+        self.received += other.received
+        self.converted.extend(other.converted)
+        self._unchanged.update(other._unchanged)
 
     def assigned(self) -> list[Module]:
         """The modules that something was assigned to and that are still there."""
@@ -275,13 +280,13 @@ class Records:
         """Say where everything is by now, and let go of all modules: nothing more will come."""
         alive = self.assigned()
         if alive:
-            roots = topmost(alive)
+            roots = alive
             if len(alive) > 1:  # else each path starts at that one already
+                roots = topmost(alive)
                 self._resolve(roots)
             self.left_alone += self._count_left_alone(roots)
         self._places.clear()
         self._assigned.clear()
-        self._further.clear()
         self._made.clear()
 
     def _resolve(self, roots: Sequence[Module]) -> None:
@@ -307,15 +312,14 @@ class Records:
 
     def _count_left_alone(self, roots: Sequence[Module]) -> int:
         """How many global tensors there are that nothing here tells of."""
-        told = {(id(held), name) for held, name in (*self._places, *self._further)}
         found: set[int] = set()
         for root in roots:
             for node in walk(root):
                 key = id(ref(node.module))
                 for _, which in TENSOR_STORES:
                     for name, tensor in store(node.module, which).items():
-                        if tensor is None or not tensor.is_global:
+                        if tensor is None or self._is_own(tensor) or not tensor.is_global:
                             continue
-                        if (key, name) not in told and (key, name) not in self._unchanged:
+                        if (key, name) not in self._unchanged:
                             found.add(id(tensor))
         return len(found)

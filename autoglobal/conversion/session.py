@@ -58,6 +58,7 @@ class Session:
         self._used: set[Pattern] = set()
         self._seen: dict[Seen, None] = {}  # in their order, so that all ranks say the same
         self._conflicts: list[str] = []
+        self._tied: dict[tuple[int, str], Decision] = {}
         self._late: dict[Pattern, str] = {}
         self._kept_otherwise: dict[Pattern, str] = {}
         self._parted = False  # the last agreement of this session has taken place
@@ -140,6 +141,7 @@ class Session:
             return
         self._used |= plan.used
         self._seen.update(dict.fromkeys(plan.seen()))
+        self._tied.update(plan.ties)
         self._late.update(plan.late)
         self._kept_otherwise.update(plan.kept_otherwise)
 
@@ -200,7 +202,7 @@ class Session:
             self._own[id(tensor)] = tensor
         decision = planned.decision
         if decision is not None and decision.pattern is not None:
-            by = ByRule(planned.spec, decision, tensor, planned.all_places())
+            by = ByRule(planned.spec, decision, tensor, planned.label, planned.held_at())
             self._by_rule[id(tensor)] = by
         if is_new:
             self.records.add_converted(planned, tensor)
@@ -278,33 +280,34 @@ class Session:
     def _ties(self) -> Iterator[str]:
         """What there is to say of tensors that were tied once they were global.
 
-        Such an assignment passes unseen, so that they are looked for.
+        The assignment of such a tensor by itself passes unseen, so that they are looked for. The
+        rules that match such a name are used.
         """
         rules = self.spec.rules
         specific = {one.target for one in rules.decisions if one.is_specific}
         if not self._by_rule or not specific:
             return
         firsts: dict[int, str] = {}
-        others: list[tuple[int, str, Decision]] = []
+        others: list[tuple[ByRule, str, Decision]] = []
         for root in topmost(self.records.assigned()):
             for node in walk(root, root=type(root).__name__):
                 for name, tensor in store(node.module, "_parameters").items():
                     by = self._by_rule.get(id(tensor))
                     if by is None or by.spec is not self.spec:
                         continue
-                    label = join(node.label, name)
-                    if (id(node.module), name) in by.places:
+                    label, place = join(node.label, name), (id(node.module), name)
+                    if place in by.places:
                         firsts.setdefault(id(tensor), label)
                         continue
-                    # An assignment of the tensor alone: the path is its name.
-                    stated = rules.stated(type(node.module), name)
-                    if stated is not None and stated.is_specific:
-                        others.append((id(tensor), label, stated))
-        for key, label, stated in others:
-            by = self._by_rule[key]
-            if stated.target != by.decision.target:
-                first = firsts.get(key, "a name that it had before")
-                yield conflict(first, by.decision, label, stated)
+                    # Of one that passed unseen the path was its name.
+                    stated = self._tied.get(place) or rules.stated(type(node.module), name)
+                    if stated is None or stated.pattern is None:
+                        continue
+                    self._used.add(stated.pattern)
+                    if stated.is_specific and stated.target != by.decision.target:
+                        others.append((by, label, stated))
+        for by, label, stated in others:
+            yield conflict(firsts.get(id(by.tensor), by.label), by.decision, label, stated)
 
     def warn(self, shared: Iterable[str] = ()) -> None:
         """Name the patterns that decided nothing, and those that differ over a tied tensor.
@@ -313,18 +316,19 @@ class Session:
 
         Raises :class:`ConversionError` for the former with ``unused="error"``.
         """
+        ties = [*self._conflicts, *self._ties()]
         unused = unused_rules(self.spec, self._used, self._seen, self._kept_otherwise)
         if unused and self.spec.unused == "error":
             raise refused(unused)
         messages: list[tuple[str, type[Warning]]] = [
-            *((message, TiedRulesWarning) for message in (*self._conflicts, *self._ties())),
+            *((message, TiedRulesWarning) for message in ties),
             *((message, LateRuleWarning) for message in self._late.values()),
             *((message, UnusedRuleWarning) for message in unused),
             *((message, SharedMemoryWarning) for message in shared),
         ]
         self._conflicts, self._late = [], {}
         for message, category in messages:
-            warn_once(message, category)
+            warn_caller(message, category)
 
 
 def tell_refused(what: str, error: Exception, check: bool, timeout: float) -> None:
@@ -335,7 +339,7 @@ def tell_refused(what: str, error: Exception, check: bool, timeout: float) -> No
             agree(Proposal("refused", Statement("", text), timeout))
 
 
-def warn_once(message: str, category: type[Warning]) -> None:
+def warn_caller(message: str, category: type[Warning]) -> None:
     """Warn the caller of the library, on rank 0.
 
     Where a filter makes an error of it that is raised on every rank, or the others would go on.
@@ -349,10 +353,12 @@ def warn_once(message: str, category: type[Warning]) -> None:
 def warn_at(file: str, line: int, message: str, category: type[Warning]) -> None:
     """Warn of a line of the program, once, on rank 0."""
     if this_rank() == 0:
-        warnings.warn_explicit(message, category, file, line, registry=_told)
+        # Python's own key in a registry has no file.
+        registry = _told.setdefault(file, {})
+        warnings.warn_explicit(message, category, file, line, registry=registry)
 
 
-_told: dict[Any, Any] = {}
+_told: dict[str, dict[Any, Any]] = {}
 
 
 def _depth_of_the_caller() -> int:

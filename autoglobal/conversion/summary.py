@@ -72,7 +72,8 @@ class ConversionRecord(Records):
         assert [one.path for one in record.converted] == ["weight", "bias"]
 
     It is what a scope is too: ``converted``, ``kept``, ``left``, ``seconds``, ``sent`` and
-    ``received`` stand in :class:`autoglobal.ActiveScope`. Several calls add up. It holds no tensor
+    ``received`` stand in :class:`autoglobal.ActiveScope`. Several calls add up, so that what one
+    has made global the next one may have kept; a call that raises adds nothing. It holds no tensor
     and no module, and can be copied and pickled.
     """
 
@@ -82,9 +83,10 @@ class ConversionRecord(Records):
         super().__init__()
         self._titles: list[str] = []
 
-    def add_title(self, title: str) -> None:
-        """Note what a call that fills this one does."""
+    def add_call(self, title: str, records: Records) -> None:
+        """Add what a call of this title has done."""
         self._titles.append(title)
+        self.absorb(records)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_titles": [self._title()]}

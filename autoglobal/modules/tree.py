@@ -1,6 +1,7 @@
 """The tree of a module: its walker, its tensors with all their names, and what is not registered.
 
-Nothing here runs an operation, meets another rank, or calls the code of a user's class.
+Nothing here runs an operation, meets another rank, or calls the code of a user's class, but where
+``spec_of`` asks a decorated one for its placement.
 """
 
 from __future__ import annotations
@@ -143,11 +144,17 @@ def topmost(modules: Sequence[Module]) -> list[Module]:
                 below.update(id(node.module) for node in walk(child))
     roots = [module for module in modules if id(module) not in below]
     reached = {id(node.module) for root in roots for node in walk(root)}
-    for module in modules:  # left over is a ring, of modules that hold each other
-        if id(module) not in reached:
+    for module in modules:  # left over are rings, of modules that hold each other, and below
+        if id(module) not in reached and _holds_itself(module):
             roots.append(module)
             reached.update(id(node.module) for node in walk(module))
     return roots
+
+
+def _holds_itself(module: Module) -> bool:
+    """Whether a module is below itself."""
+    children = (child for child in store(module, "_modules").values() if child is not None)
+    return any(node.module is module for child in children for node in walk(child))
 
 
 def tensors(module: Module) -> Iterator[tuple[str, Tensor]]:

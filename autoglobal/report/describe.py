@@ -154,7 +154,7 @@ def describe(module: Any) -> Report:
       warn themselves (:class:`autoglobal.TiedRulesWarning`). An ``sbp`` function is not called;
     - global tensors on several placements;
     - local Parameters on one memory (``b.weight.data = a.weight.data``), which are two tensors once
-      they are global;
+      they are global; as far as :class:`autoglobal.SharedMemoryWarning` knows them;
     - instances of a class under a bare ``@auto_global`` that hold no global tensor to follow;
     - running statistics of a BatchNorm that are split, which OneFlow 0.9.0 never updates.
 

@@ -25,7 +25,7 @@ class ReportWarning:
     ``kind`` is ``"local"`` (local tensors in a module that holds global ones), ``"attribute"``
     (local tensors that are kept and not registered), ``"tied"`` (classes state, or rules ask,
     different layouts for one tensor), ``"placements"`` (there are several), ``"statistics"`` (a
-    BatchNorm's running statistics that are split, and so never updated) ``"memory"``
+    BatchNorm's running statistics that are split, and so never updated), ``"memory"``
     (Parameters of their own share one) or ``"follows"`` (a bare ``@auto_global`` had nothing to
     follow). A preview has ``"unused"`` (a rule that decides nothing; no
     paths) and ``"kept"`` (global already, with another layout than a rule asks) as well.
@@ -51,11 +51,14 @@ class ReportWarning:
 
 
 def warnings_of(
-    rows: Sequence[Row], attributes: Sequence[Row], held: Sequence[Held], with_memory: bool = True
+    rows: Sequence[Row],
+    attributes: Sequence[Row],
+    held: Sequence[Held],
+    local: Sequence[Held] | None = None,
 ) -> tuple[ReportWarning, ...]:
     """All faults that are seen in the rows and in a tree's tensors with all their names.
 
-    ``with_memory``: where the tensors lie counts too, as they are now.
+    ``local`` are those that are local where the rows speak of another time than now.
     """
     return (
         *_mixed(rows),
@@ -63,7 +66,7 @@ def warnings_of(
         *_tied(held),
         *_placements(rows),
         *_statistics(rows, held),
-        *(_in_one_memory(held) if with_memory else ()),
+        *_in_one_memory(held if local is None else local),
         *_followers(rows, held),
     )
 

@@ -59,7 +59,7 @@ class ActiveScope(Frame, ConversionRecord):
     def __init__(self, spec: GlobalSpec, opened_by: object) -> None:
         Frame.__init__(self, opened_by)
         ConversionRecord.__init__(self)
-        self._looks = spec.when == "assign"
+        self.may_meet_again = spec.when == "assign"
         self.is_local = False
         self.spec = spec
         self.watch_global = spec.looks_at_global
@@ -68,12 +68,11 @@ class ActiveScope(Frame, ConversionRecord):
         self.handler = session if self.deferred is None else self.deferred
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "spec": self.spec}
+        return {**ConversionRecord.__getstate__(self), "spec": self.spec}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        Frame.__init__(self, None)
+        Frame.__setstate__(self, {})  # a copy is the record alone
         ConversionRecord.__setstate__(self, state)
-        self.closed = True  # a copy is the record alone
 
     @property
     def waiting(self) -> list[str]:

@@ -87,25 +87,15 @@ class _Handler:
 
 
 class _Stating(_Handler):
-    """A class that knows its placement and sbp."""
+    """A class that knows its placement and sbp, or whom to ask."""
 
     states = True
-
-    def __init__(self, placement: Any, sbp: Any, options: Mapping[str, Any]) -> None:
-        self.options = options
-        self._spec = GlobalSpec(placement, sbp, **options)
 
     @property
     def looks_at_global(self) -> bool:
         """Whether a global tensor that is assigned by itself is looked at."""
         asked = self.options.get
         return bool(asked("existing", "keep") != "keep" or asked("same_placement", False))
-
-    def spec_of(self, module: Module, is_here: bool) -> GlobalSpec | None:
-        return self._spec
-
-    def known_spec(self) -> GlobalSpec | None:
-        return self._spec
 
     def _spec_for(self, assignment: Assignment) -> GlobalSpec | None:
         return self.spec_of(assignment.module, True)
@@ -117,6 +107,20 @@ class _Stating(_Handler):
                 if frame.deferred is not None:
                     frame.deferred.forget_tree(assignment.value)
         return result
+
+
+class _Fixed(_Stating):
+    """A class that has one placement and sbp for all its instances."""
+
+    def __init__(self, placement: Any, sbp: Any, options: Mapping[str, Any]) -> None:
+        self.options = options
+        self._spec = GlobalSpec(placement, sbp, **options)
+
+    def spec_of(self, module: Module, is_here: bool) -> GlobalSpec | None:
+        return self._spec
+
+    def known_spec(self) -> GlobalSpec | None:
+        return self._spec
 
 
 class _Asking(_Stating):
@@ -267,7 +271,8 @@ def auto_global(placement: Any, sbp: Any = _ABSENT, **options: Any) -> Any:
 
     ``@auto_global(function, sbp, ...)``: ``function(module)`` gives the placement, where it differs
     between the instances of a class, as the stages of a pipeline do, or is known only once the
-    program has set up its ranks. It is asked at each assignment of something local, and by
+    program has set up its ranks. It is asked at each assignment of something local (of anything
+    global too, with another ``existing`` than ``"keep"`` or ``same_placement=True``), and by
     ``local_to_global``, ``preview`` and scopes that convert the instance::
 
         stages = [placement, flow.placement("cpu", ranks=[0])]
@@ -299,7 +304,7 @@ def auto_global(placement: Any, sbp: Any = _ABSENT, **options: Any) -> Any:
         _check_options(options)
         # A function, as far as it is none of those that people pass by mistake.
         asks = callable(placement) and not isinstance(placement, (type, flow.sbp.sbp, nn.Module))
-        return _Decorator((_Asking if asks else _Stating)(placement, sbp, options))
+        return _Decorator((_Asking if asks else _Fixed)(placement, sbp, options))
     kind = _checked(placement)
     if options:
         raise SpecTypeError(

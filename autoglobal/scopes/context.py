@@ -10,7 +10,6 @@ import inspect
 import sys
 import types
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import suppress
 from functools import partial, wraps
 from typing import Any, Generic, TypeVar, cast
 
@@ -40,14 +39,13 @@ class ScopeContext(Generic[Opened]):
     def __del__(self) -> None:
         # At the end of the program it may still have been meant to be entered.
         if self._made_at is not None and not sys.is_finalizing():
-            with suppress(AttributeError):  # of one that was refused before it was made
-                warn_at(
-                    *self._made_at,
-                    f"{self!r} was made and never entered, so that nothing was done. Expected: a "
-                    "block, or a function that it decorates. Received: neither. Write with "
-                    f"{type(self).__name__}(...):",
-                    NeverEnteredWarning,
-                )
+            warn_at(
+                *self._made_at,
+                f"{self!r} was made and never entered, so that nothing was done. Expected: a "
+                "block, or a function that it decorates. Received: neither. Write with "
+                f"{type(self).__name__}(...):",
+                NeverEnteredWarning,
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         self._made_at = None

@@ -160,7 +160,6 @@ class global_scope(ScopeContext[ActiveScope]):
         timeout: float = TIMEOUT,
         unused: Unused = "warn",
     ) -> None:
-        super().__init__()
         self._spec = GlobalSpec(
             placement=placement,
             sbp=sbp,
@@ -174,6 +173,7 @@ class global_scope(ScopeContext[ActiveScope]):
             timeout=timeout,
             unused=unused,
         )
+        super().__init__()  # last: one that is refused was never made
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -216,12 +216,12 @@ class local_scope(ScopeContext[Frame]):
     if not TYPE_CHECKING:  # which takes it for a scope without arguments, as it is
 
         def __init__(self, *nothing: Any) -> None:
-            super().__init__()
             if nothing:  # of auto_global there is a form without parentheses
                 raise SpecTypeError(
                     f"local_scope must have no arguments. Received: {short_repr(nothing[0])}. "
                     "Write @local_scope() above a def, or with local_scope():"
                 )
+            super().__init__()
 
     def new_frame(self) -> Frame:
         waiting = [frame.deferred for frame in open_frames() if frame.deferred is not None]

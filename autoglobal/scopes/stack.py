@@ -62,6 +62,13 @@ class Frame:
         self.closed = False
         self.thread = threading.get_ident()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # a copy tells of nothing, and is not open
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        Frame.__init__(self, None)
+        self.closed = True
+
     def open(self) -> None:
         """Make this the innermost frame."""
         if self.handler is not None:

@@ -166,7 +166,25 @@ class TestALocalStateDict:
         before = OPTIMIZERS["momentum"](m.parameters())
         train(m, before, range(2), placer(P))
         after = optimizer_to_global(OPTIMIZERS["momentum"](m.parameters()), before.state_dict())
-        assert after._state[m[0].weight]["momentum_buf"].sbp == (S0,)
+        held = after._state[m[0].weight]["momentum_buf"]
+        assert held.sbp == (S0,)
+        assert held is not before._state[m[0].weight]["momentum_buf"]
+
+    @pytest.mark.ranks(2, 4)
+    def test_one_that_one_rank_cannot_load(self, P, rank):
+        """The others do not wait for it."""
+        m = make()
+        local = OPTIMIZERS["momentum"](m.parameters())
+        train(m, local, range(1), tensor)
+        saved = local.state_dict()
+        local_to_global(m, P, B)
+        if rank == 1:
+            saved = {"state": {}, "param_groups": []}
+        other = OPTIMIZERS["momentum"](m.parameters())
+        state = other._state
+        error = error_of(lambda: optimizer_to_global(other, saved))
+        assert type(error) is (ValueError if rank == 1 else DivergenceError)
+        assert other._state is state
 
     @pytest.mark.parametrize(
         ("change", "kind", "match"),
@@ -195,7 +213,14 @@ class TestALocalStateDict:
         assert other._state[m[0].weight]["momentum_buf"] is held
         assert other.param_groups[0].options["lr"] == 0.05
 
-    @pytest.mark.parametrize("value", [[], "state.pt", {"model": 1}], ids=str)
+    @pytest.mark.parametrize(
+        "value",
+        [
+            *([], "state.pt", {"model": 1}, {"state": None, "param_groups": []}),
+            *({"state": {}, "param_groups": 5}, {"state": {}, "param_groups": [{}]}),
+        ],
+        ids=str,
+    )
     def test_what_is_none(self, value):
         optimizer = OPTIMIZERS["SGD"](make().parameters())
         with pytest.raises(SpecTypeError, match=r"state_dict must be .*optimizer\.state_dict"):

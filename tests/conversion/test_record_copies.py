@@ -93,6 +93,8 @@ def again_while_open(scope, again):
 @COPY
 def test_a_local_scope(P, again):
     found, m = again(local_scope()), Model()
+    with local_scope() as frame:
+        assert again(frame).closed
     with global_scope(P, B), found:
         m.w = parameter(A)
     assert m.w.is_local

@@ -117,6 +117,29 @@ class TestInAnAssigningScope:
                 held.append(Language())
         assert nn.Linear(2, 2).weight.is_local
 
+    def test_a_tie_in_a_module_that_is_assigned_under_a_path(self, P):
+        """The rule is for the path that the assignment of the module gives."""
+        m, a, b = Model(), linear(A), linear(A)
+        rules = {"a.weight": S0, "b.weight": B, "*": B}
+        names = r"Model\.a\.weight and Model\.b\.weight .*'b\.weight'"
+        with warns(TiedRulesWarning, names), global_scope(P, rules):
+            m.a = a
+            b.weight = a.weight
+            m.b = b
+        assert m.b.weight.sbp == (S0,)
+
+    @pytest.mark.parametrize("second", [S0, S1], ids=["alike", "another"])
+    def test_the_rule_for_the_second_name_is_used(self, P, second):
+        scope = global_scope(P, {"a": S0, "b": second}, unused="error")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with scope:
+                m = Model()
+                m.a = parameter(A)
+                m.b = m.a
+        expected = [TiedRulesWarning] if second == S1 and flow.env.get_rank() == 0 else []
+        assert [one.category for one in caught] == expected
+
     def test_a_tie_that_is_gone_by_the_end(self, P):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -177,12 +200,22 @@ class TestThroughMemory:
         with warns(SharedMemoryWarning):
             assert not describe(local_to_global(m, P, B)).warnings
 
-    def test_large_ones_among_many(self, P):
-        """As the layers of a model that share one weight by memory."""
-        layers = [nn.Linear(512, 512, bias=False) for _ in range(12)]
-        layers[9].weight.data = layers[3].weight.data
-        with warns(SharedMemoryWarning, r"Sequential\.3\.weight and Sequential\.9\.weight"):
-            local_to_global(nn.Sequential(*layers), P, B)
+    def test_beside_many_others(self, P):
+        layers = [nn.Linear(4, 4, bias=False) for _ in range(12)]
+        m = nn.Sequential(*layers, nn.Linear(16, 4, bias=False), nn.Linear(16, 4, bias=False))
+        m[12].weight.data = m[13].weight.data
+        with warns(SharedMemoryWarning, r"Sequential\.12\.weight and Sequential\.13\.weight"):
+            local_to_global(m, P, B)
+
+    def test_no_false_alarm_on_any_rank(self, P):
+        """What lies on another rank's device is read as a copy, as the weights of an RNN do."""
+        m = nn.Sequential(nn.LSTM(2, 2, num_layers=2), Model())
+        m[1].a = nn.Parameter(flow.zeros(2, 2, device="cpu:0"))
+        m[1].b = nn.Parameter(flow.ones(2, 2, device="cpu:0"))
+        assert not describe(m).warnings
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            local_to_global(m, P, B)
 
     def test_parts_of_one_tensor_are_not_meant(self, P):
         whole, m = flow.tensor(A), Model()

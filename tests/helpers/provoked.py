@@ -269,7 +269,7 @@ CASES = {
     "optimizer_to_global.py check_states": [
         (lambda: of_a_misfit(together=True), "Parameter 0", "'momentum_buf'", "(3, 3)")
     ],
-    "optimizer_to_global.py _loaded": [
+    "optimizer_to_global.py _load": [
         (lambda: optimizer_to_global(sgd(linear(A)), {"lr": 1}), "state_dict={'lr': 1}", "'state'")
     ],
     "optimizer_to_global.py _Follow.agree": [
@@ -287,7 +287,7 @@ CASES = {
 
 # The same of warnings, each of which names a rule.
 WARNINGS = {
-    "session.py warn_once": [
+    "session.py warn_caller": [
         (lambda: local_to_global(linear(A), ON_ONE, {"x.*": B, "*": B}), "the rule 'x.*'"),
         (tied, "Model.a and Model.b", "'a'", "'b'"),
         (of_lamb, "Parameter 0 of group 0", "split(dim=0)"),

@@ -25,7 +25,9 @@ from autoglobal import (
     SpecTypeError,
     TiedRulesWarning,
     UnusedRuleWarning,
+    auto_global,
     describe,
+    local_scope,
     local_to_global,
     nearest,
     preview,
@@ -296,6 +298,14 @@ class TestErrors:
         assert len(found.errors) == 3, "2.weight has no rule"
         error = error_of(lambda: local_to_global(network(), P, rules))
         assert str(error) == found.errors[0]
+
+    def test_of_a_class_whose_placement_is_not_known(self, P):
+        kind = auto_global(lambda module: None, B)(type("Layer", (Model,), {}))
+        with local_scope():
+            m = nn.Sequential(linear(counted(8, 4)), kind())
+            m[1].w = parameter(counted(4))
+        (text,) = preview(m, P, B).errors
+        assert text == str(error_of(lambda: local_to_global(m, P, B)))
 
     def test_of_the_value_as_a_whole(self, P):
         m = network()
