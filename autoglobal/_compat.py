@@ -106,26 +106,28 @@ def viewable(local: Tensor) -> Tensor:
     return source if whole.ctypes.data == first.ctypes.data else source.clone()
 
 
-def in_one_memory(found: Iterable[tuple[T, Tensor]]) -> list[list[T]]:
+def in_one_memory(found: Iterable[tuple[T, tuple[int, ...], Tensor]]) -> list[list[T]]:
     """Those local tensors that lie at one place in host memory, each by what it comes with.
 
-    Compared are tensors of one shape and dtype, if there are no more than three of them: OneFlow
-    0.9.0 tells no address but by way of numpy, and for each it waits for its own worker (measured:
-    20 us at best, milliseconds where other work is under way).
+    Each comes with its shape too. Compared are tensors of one shape, if there are no more than
+    three of them: OneFlow 0.9.0 tells no address but by way of numpy, and for each it waits for its
+    own worker (measured: 20 us at best, milliseconds where other work is under way).
     """
-    alike: dict[tuple[Any, Any], list[tuple[T, Tensor]]] = {}
     if is_tracing():
         return []
-    for key, tensor in found:
-        if tensor.is_local and _is_readable(tensor):
-            alike.setdefault((tensor.shape, tensor.dtype), []).append((key, tensor))
-    at: dict[tuple[Any, Any, int], list[T]] = {}
-    for (shape, dtype), group in alike.items():
-        if 1 < len(group) <= _FEW and nbytes_of(group[0][1]):
+    alike: dict[tuple[int, ...], list[tuple[T, Tensor]]] = {}
+    for key, shape, tensor in found:
+        alike.setdefault(shape, []).append((key, tensor))
+    at: dict[tuple[Any, ...], list[T]] = {}
+    for shape, group in alike.items():
+        if not 1 < len(group) <= _FEW or 0 in shape:
+            continue
+        readable = [(key, tensor) for key, tensor in group if _is_readable(tensor)]
+        if len(readable) > 1:
             sync()  # or numpy() would wait, spinning on a core
-            for key, tensor in group:
+            for key, tensor in readable:
                 address = tensor.detach().numpy().ctypes.data
-                at.setdefault((shape, dtype, address), []).append(key)
+                at.setdefault((shape, tensor.dtype, address), []).append(key)
     return [keys for keys in at.values() if len(keys) > 1]
 
 
@@ -133,7 +135,9 @@ _FEW = 3
 
 
 def _is_readable(local: Tensor) -> bool:
-    """Whether numpy gets the very memory of a tensor, and no copy."""
+    """Whether it is local, and numpy gets its very memory and no copy."""
+    if not local.is_local:
+        return False
     device = local.device
     own = device.type == "cpu" and device.index == flow.env.get_local_rank()
     return bool(own and local.dtype != flow.bfloat16)

@@ -213,6 +213,7 @@ class Plan:
         # what is in the module that it comes to.
         self._on: tuple[str | None, str | None] = None, None
         self._elsewhere: list[tuple[str, Any] | None] = [None, None]
+        self._may_have_problems = spec.same_placement
         self._wrapped: str | None = None  # a module wrapped for DistributedDataParallel
 
     def changing(self) -> list[PlannedTensor]:
@@ -308,6 +309,7 @@ class Plan:
                 self._decide(one)
             except ConversionError as error:
                 one.error = error
+                self._may_have_problems = True
 
     def problems(self, changing: Sequence[PlannedTensor]) -> Iterator[ConversionError]:
         """What cannot be done, of each tensor and of the value as a whole, once it is decided."""
@@ -335,7 +337,7 @@ class Plan:
     def in_one_memory(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """Parameters that are to change and share their memory: their paths, and what to say."""
         changing = (one for one in self.changing() if one.kind == "parameter")
-        for group in in_one_memory((one, one.tensor) for one in changing):
+        for group in in_one_memory((one, one.shape, one.tensor) for one in changing):
             first, second, *_ = group
             yield (
                 tuple(one.path for one in group),
@@ -348,8 +350,9 @@ class Plan:
         """Decide for each tensor, and raise the first problem."""
         self.decide()
         changing = self.changing()
-        for error in self.problems(changing):
-            raise error
+        if self._may_have_problems:
+            for error in self.problems(changing):
+                raise error
         self.is_due = bool(changing)
         if not self.is_due:
             return
@@ -389,6 +392,7 @@ class Plan:
 
     def _look_for_ddp(self, node: Node) -> None:
         if node.module.__dict__.get("_is_ddp_module"):
+            self._may_have_problems = True
             self._wrapped = f"{node.label} (a {type(node.module).__name__})"
 
     def _add(self, met: PlannedTensor) -> None:
@@ -425,6 +429,7 @@ class Plan:
                 self._compare_with_rule(met, stated, stated.pattern)
         if id(tensor) not in self._own:
             if met.spec.existing == "error":
+                self._may_have_problems = True
                 self._existing.append(met.label)
             self._note_placement(met.label, tensor, 0)
         if self.spec.same_placement and tensor.placement == self.spec.placement:

@@ -215,7 +215,8 @@ class Records:
         )
         layout, sbp, fallback = planned.layout, planned.target, planned.fallback
         what = planned.path, type(owner), kind, shape, dtype, layout, sbp, fallback
-        self._unwritten.append((*what, planned.rule))
+        decision = planned.decision
+        self._unwritten.append((*what, None if decision is None else decision.rule))
         if not (self.is_shown or self.may_meet_again):
             return
         self._made[id(made)] = held = ref(owner)
@@ -312,14 +313,20 @@ class Records:
 
     def _count_left_alone(self, roots: Sequence[Module]) -> int:
         """How many global tensors there are that nothing here tells of."""
+        # Not by walk(), because each scope that something was assigned in comes through here.
         found: set[int] = set()
-        for root in roots:
-            for node in walk(root):
-                key = id(ref(node.module))
-                for _, which in TENSOR_STORES:
-                    for name, tensor in store(node.module, which).items():
-                        if tensor is None or self._is_own(tensor) or not tensor.is_global:
-                            continue
-                        if (key, name) not in self._unchanged:
-                            found.add(id(tensor))
+        met: set[int] = set()
+        waiting = [*roots]
+        while waiting:
+            module = waiting.pop()
+            if id(module) in met:
+                continue
+            met.add(id(module))
+            for _, which in TENSOR_STORES:
+                for name, tensor in store(module, which).items():
+                    if tensor is None or self._is_own(tensor) or not tensor.is_global:
+                        continue
+                    if (id(ref(module)), name) not in self._unchanged:
+                        found.add(id(tensor))
+            waiting += [one for one in store(module, "_modules").values() if one is not None]
         return len(found)

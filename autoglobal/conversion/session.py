@@ -112,7 +112,8 @@ class Session:
             return result
         if kind == "module" and module.__dict__["_modules"].get(name) is not assignment.value:
             return result  # the class keeps it elsewhere, or keeps another one
-        self._conflicts += [text for _, text in plan.conflicts]
+        if plan.conflicts:
+            self._conflicts += [text for _, text in plan.conflicts]
         try:
             changing, sent = self._apply(plan, "value", title, uninitialized=uninitialized)
         except BaseException:
@@ -132,13 +133,12 @@ class Session:
         if self.spec.same_placement:
             plan.look_at(root, module, but=name)
         plan.settle()
-        self._learn(plan)
+        if self.spec.rules.decisions:
+            self._learn(plan)
         return plan
 
     def _learn(self, plan: Plan) -> None:
         """Note what the rules have done in a plan."""
-        if not self.spec.rules.decisions:
-            return
         self._used |= plan.used
         self._seen.update(dict.fromkeys(plan.seen()))
         self._tied.update(plan.ties)
@@ -177,7 +177,8 @@ class Session:
         plan = Plan(self.spec)
         take_in(plan)
         plan.settle()
-        self._learn(plan)
+        if self.spec.rules.decisions:
+            self._learn(plan)
         self._conflicts += [text for _, text in plan.conflicts]
         self.warn([text for _, text in plan.in_one_memory()] if plan.is_due else ())
         changing, sent = self._apply(plan, event, title, **how)
@@ -309,13 +310,15 @@ class Session:
         for by, label, stated in others:
             yield conflict(firsts.get(id(by.tensor), by.label), by.decision, label, stated)
 
-    def warn(self, shared: Iterable[str] = ()) -> None:
+    def warn(self, shared: Sequence[str] = ()) -> None:
         """Name the patterns that decided nothing, and those that differ over a tied tensor.
 
         ``shared`` is what there is to say of memory that Parameters share.
 
         Raises :class:`ConversionError` for the former with ``unused="error"``.
         """
+        if not (self.spec.rules.decisions or self._conflicts or shared):
+            return
         ties = [*self._conflicts, *self._ties()]
         unused = unused_rules(self.spec, self._used, self._seen, self._kept_otherwise)
         if unused and self.spec.unused == "error":

@@ -7,7 +7,17 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from functools import cached_property
-from typing import Any, ClassVar, Literal, TypedDict, TypeVar, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    ClassVar,
+    Literal,
+    Optional,
+    TypedDict,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from .._text import short_repr
 from ..errors import ConversionError, SpecError, SpecTypeError
@@ -110,7 +120,9 @@ class GlobalSpec:
         """
         layout, sbp = target
         assert layout is not None
-        known = self._fitting.get((shape, layout, sbp, source))
+        # OneFlow works out the hash of a placement anew each time.
+        key = shape, None if layout is self.layout else layout, sbp, source
+        known = self._fitting.get(key)
         if known is not None:
             return known
         fitting = list(sbp)
@@ -125,11 +137,11 @@ class GlobalSpec:
                 fitting[dim] = BROADCAST
             else:
                 raise ConversionError(_cannot_split(label(), kind, shape, sbp, dim, ranks))
-        found = self._fitting[shape, layout, sbp, source] = tuple(fitting)
+        found = self._fitting[key] = tuple(fitting)
         return found
 
     @cached_property
-    def _fitting(self) -> dict[tuple[Shape, PlacementLayout, NdSbp, Source], NdSbp]:
+    def _fitting(self) -> dict[tuple[Shape, Optional[PlacementLayout], NdSbp, Source], NdSbp]:
         """What fitted before: many tensors have one shape."""
         return {}
 

@@ -135,7 +135,9 @@ def _statistics(rows: Sequence[Row], held: Sequence[Held]) -> Iterator[ReportWar
 
 def _in_one_memory(held: Sequence[Held]) -> Iterator[ReportWarning]:
     parameters = (one for one in held if one.names[0].kind == "parameter")
-    for group in in_one_memory((one.names[0].path, one.tensor) for one in parameters):
+    for group in in_one_memory(
+        (one.names[0].path, tuple(one.tensor.shape), one.tensor) for one in parameters
+    ):
         yield ReportWarning(
             "memory",
             tuple(group),
