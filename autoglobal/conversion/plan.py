@@ -154,6 +154,8 @@ class PlannedTensor:
 
     def asks_otherwise(self) -> bool:
         """Whether what the rules ask for a tensor that is kept is not what it has."""
+        if self.decision is None and self.is_by_rules:
+            self.decision = self.stated()
         target = None if self.decision is None else self.decision.target
         if target is None:
             return False
@@ -399,7 +401,8 @@ class Plan:
         tensor = met.tensor
         known = self._planned.get(id(tensor))
         if known is None:
-            if met.is_kept:
+            # Not by is_kept, because each tensor that is met comes through here.
+            if tensor.is_global and met.spec.existing != "convert":
                 self._keep(met)
             else:
                 self._planned[id(tensor)] = met
@@ -423,7 +426,7 @@ class Plan:
     def _keep(self, met: PlannedTensor) -> None:
         tensor = met.tensor
         self._kept.setdefault(id(tensor), met)
-        if met.is_by_rules:
+        if met.spec.rules.decisions and met.is_by_rules:
             met.decision = stated = met.stated()
             if stated is not None and stated.pattern is not None:
                 self._compare_with_rule(met, stated, stated.pattern)
@@ -431,7 +434,8 @@ class Plan:
             if met.spec.existing == "error":
                 self._may_have_problems = True
                 self._existing.append(met.label)
-            self._note_placement(met.label, tensor, 0)
+            if self.spec.same_placement:
+                self._note_placement(met.label, tensor, 0)
         if self.spec.same_placement and tensor.placement == self.spec.placement:
             self._on = self._on[0] or met.label, self._on[1]
 
