@@ -215,7 +215,6 @@ class Plan:
         # what is in the module that it comes to.
         self._on: tuple[str | None, str | None] = None, None
         self._elsewhere: list[tuple[str, Any] | None] = [None, None]
-        self._may_have_problems = spec.same_placement
         self._wrapped: str | None = None  # a module wrapped for DistributedDataParallel
 
     def changing(self) -> list[PlannedTensor]:
@@ -300,8 +299,9 @@ class Plan:
             if tensor.is_global and path.split(".")[0] != but:
                 self._note_placement(f"{root}.{path}", tensor, 1)
 
-    def decide(self) -> None:
-        """Decide for each tensor; what cannot be done is its ``error``."""
+    def decide(self) -> bool:
+        """Decide for each tensor; what cannot be done is its ``error``. Return whether all can."""
+        all_can = True
         planned = list(self._planned.values())
         if self.spec.rules.for_all is None:
             # Buffers last, since by then it is known whether a function names placements.
@@ -310,8 +310,8 @@ class Plan:
             try:
                 self._decide(one)
             except ConversionError as error:
-                one.error = error
-                self._may_have_problems = True
+                one.error, all_can = error, False
+        return all_can
 
     def problems(self, changing: Sequence[PlannedTensor]) -> Iterator[ConversionError]:
         """What cannot be done, of each tensor and of the value as a whole, once it is decided."""
@@ -350,9 +350,10 @@ class Plan:
 
     def settle(self) -> None:
         """Decide for each tensor, and raise the first problem."""
-        self.decide()
+        all_can = self.decide()
         changing = self.changing()
-        if self._may_have_problems:
+        # Asked first, because each assignment comes through here.
+        if not all_can or self._existing or self._wrapped or self.spec.same_placement:
             for error in self.problems(changing):
                 raise error
         self.is_due = bool(changing)
@@ -394,7 +395,6 @@ class Plan:
 
     def _look_for_ddp(self, node: Node) -> None:
         if node.module.__dict__.get("_is_ddp_module"):
-            self._may_have_problems = True
             self._wrapped = f"{node.label} (a {type(node.module).__name__})"
 
     def _add(self, met: PlannedTensor) -> None:
@@ -432,7 +432,6 @@ class Plan:
                 self._compare_with_rule(met, stated, stated.pattern)
         if id(tensor) not in self._own:
             if met.spec.existing == "error":
-                self._may_have_problems = True
                 self._existing.append(met.label)
             if self.spec.same_placement:
                 self._note_placement(met.label, tensor, 0)

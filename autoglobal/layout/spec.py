@@ -91,11 +91,6 @@ class GlobalSpec:
         check_options({one.name: getattr(self, one.name) for one in OPTIONS})
         check_together(self.rules, self.same_placement)
 
-    @property
-    def looks_at_global(self) -> bool:
-        """Whether a global tensor that is assigned by itself is looked at."""
-        return self.existing != "keep" or self.same_placement
-
     @cached_property
     def statements(self) -> list[str]:
         """What all ranks have to ask for alike, each option in words."""
@@ -193,6 +188,11 @@ def check_options(options: Mapping[str, Any]) -> None:
             check_flag(option, value)
     if "timeout" in options:
         _check_timeout(options["timeout"])
+
+
+def looks_at_global(existing: Existing = "keep", same_placement: bool = False, **_: Any) -> bool:
+    """Whether with these options a global tensor that is assigned by itself is looked at."""
+    return existing != "keep" or same_placement
 
 
 def check_together(rules: SbpRules, same_placement: bool) -> None:

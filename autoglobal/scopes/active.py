@@ -7,7 +7,7 @@ from typing import Any
 
 from ..conversion.session import Session
 from ..conversion.summary import ConversionRecord
-from ..layout.spec import GlobalSpec
+from ..layout.spec import GlobalSpec, looks_at_global
 from .deferred import Deferred
 from .error_notes import add_note
 from .stack import Frame
@@ -62,7 +62,7 @@ class ActiveScope(Frame, ConversionRecord):
         self.may_meet_again = spec.when == "assign"
         self.is_local = False
         self.spec = spec
-        self.watch_global = spec.looks_at_global
+        self.watch_global = looks_at_global(spec.existing, spec.same_placement)
         self._session = session = Session(spec, self, title=self._title)
         self.deferred = Deferred(session) if spec.when == "exit" else None
         self.handler = session if self.deferred is None else self.deferred

@@ -23,6 +23,7 @@ from ..layout.spec import (
     Options,
     check_options,
     check_together,
+    looks_at_global,
     takes_options,
 )
 from ..modules.decorated import decorate
@@ -91,12 +92,6 @@ class _Stating(_Handler):
 
     states = True
 
-    @property
-    def looks_at_global(self) -> bool:
-        """Whether a global tensor that is assigned by itself is looked at."""
-        asked = self.options.get
-        return bool(asked("existing", "keep") != "keep" or asked("same_placement", False))
-
     def _spec_for(self, assignment: Assignment) -> GlobalSpec | None:
         return self.spec_of(assignment.module, True)
 
@@ -164,7 +159,7 @@ class _Asking(_Stating):
 
     def _spec_for(self, assignment: Assignment) -> GlobalSpec | None:
         # Not for what has nothing to convert: the instance may not know yet where it belongs.
-        if not self.looks_at_global and not _has_local(assignment):
+        if not looks_at_global(**self.options) and not _has_local(assignment):
             return None
         return super()._spec_for(assignment)
 
@@ -210,7 +205,7 @@ class _Decorator:
 
     def __call__(self, kind: C) -> C:
         decorate(_checked(kind), self._handler, find)
-        if self._handler.looks_at_global:
+        if looks_at_global(**self._handler.options):
             watch_global()
         return kind
 
