@@ -6,6 +6,7 @@ supports another version of OneFlow begins here.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
 from typing import Any, TypeVar
@@ -25,17 +26,45 @@ HALF = (flow.float16, flow.bfloat16)
 
 SMALL = 1 << 20  # bytes; to copy so few costs less than to ask where they lie
 
-# False where ``parameter.data = global_tensor`` is refused for a local Parameter: OneFlow 1.0.0 and
-# later (read in its source). 0.9.0 changes the Parameter in place (measured). The first refusal
-# decides, not a version number.
-can_replace_data = True
-
 # Whether nn.Graph is building (0.9.0): then no local tensor can become global.
 is_tracing = flow._oneflow_internal.lazy_mode.is_enabled
+
+# Whether this is a child of fork: OneFlow's threads, which do all its work, are not there.
+is_forked = False
+
+
+def _after_fork_in_child() -> None:
+    global is_forked
+    is_forked = True
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 # Wait until this rank has done all that was asked of it, asleep (0.9.0). ``Tensor.numpy`` waits as
 # well, but spins on a core, which on a busy machine may be that of the rank that is waited for.
 sync = flow._oneflow_internal.eager.Sync
+
+
+@cache
+def can_replace_data() -> bool:
+    """Whether a local Parameter becomes global by ``parameter.data = global_tensor``.
+
+    OneFlow 0.9.0 changes the Parameter in place (measured), 1.0.0 and later refuse (read in their
+    source). A Parameter of our own is tried, not a version number; no other rank has to (measured).
+    """
+    own = flow.placement("cpu", [this_rank()])
+    try:
+        set_data(
+            flow.nn.Parameter(host_buffer(1, flow.float32)),
+            flow.empty(1, placement=own, sbp=flow.sbp.broadcast),
+        )
+    except RuntimeError:
+        return False
+    return True
+
+
+# As a subclass of Parameter may have a ``data`` of its own, which may refuse.
+get_data, set_data = flow.Tensor.data.__get__, flow.Tensor.data.__set__
 
 
 @cache

@@ -115,7 +115,7 @@ def _parameters() -> Findings:
         module = flow.nn.Module()
         with global_scope(flow.placement("cpu", [0]), flow.sbp.broadcast):
             module.weight = flow.nn.Parameter(flow.zeros(1))
-        return {"in_place": _compat.can_replace_data, "error": None}
+        return {"in_place": _compat.can_replace_data(), "error": None}
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
 

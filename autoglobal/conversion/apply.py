@@ -5,14 +5,23 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from oneflow import nn
 
-from .._compat import Module, Tensor, world_size
+from .. import _compat
+from .._compat import (
+    Module,
+    Tensor,
+    get_data,
+    this_rank,
+    world_size,
+)
+from ..errors import DivergenceError
 from ..layout.spec import GlobalSpec
 from ..modules.hook import Assignment, under_way
-from ..modules.registry import has_own_methods, store
+from ..modules.registry import NON_PERSISTENT, has_own_methods, store
 from ..ranks.agreement import Proposal
 from ..ranks.collectives import all_true, can_meet
 from ..tensors.batch import TensorConversion, convert_batch
@@ -53,14 +62,22 @@ def apply_plan(
             digested.append(conversion)
             if buffers.has(planned.tensor):
                 conversion.kind = "buffer, as registered before,"
+            if any(
+                name in owner.__dict__.get(NON_PERSISTENT, ()) for owner, _, name in planned.places
+            ):
+                conversion.kind += ", not persistent,"
     meets = world_size() > 1 and (check or any(one.check for one in batch))
     meets = meets and (bool(batch) or proposal.event == "close")
+    # Such a class may refuse what takes the place of its Parameter, on one rank alone.
+    again = meets and not _compat.can_replace_data() and any(map(_is_kept_elsewhere, present))
     if meets:
         proposal.options = _options(present)
+        proposal.options += ["a class with a __setattr__ of its own"] * again
     convert_batch(batch, proposal if meets else None, digested=digested, progress=progress)
     known = _known_buffers(new_buffers, buffers, proposal, meets) if new_buffers else {}
-    for planned in present:
-        note(planned, *_put(planned, buffers, known.get(id(planned))))
+    put = _put_all(present, buffers, known, proposal if again else None)
+    for planned, (now, is_new) in zip(present, put):
+        note(planned, now, is_new)
 
 
 def _drop_stale_places(planned: PlannedTensor) -> bool:
@@ -116,6 +133,69 @@ def _known_buffers(
     return {id(one): tensor for one, tensor, is_same in zip(before, known, same) if is_same}
 
 
+def _put_all(
+    present: Sequence[PlannedTensor],
+    buffers: ReplacedBuffers,
+    known: Mapping[int, Tensor],
+    proposal: Proposal | None,
+) -> list[tuple[Tensor, bool]]:
+    """Put everything in its places, or nothing: for each what is there now, and whether it is new.
+
+    With a ``proposal`` the ranks agree once more whether all of them could.
+    """
+    before: list[tuple[PlannedTensor, Tensor, Tensor | None]] = []
+    put: list[tuple[Tensor, bool]] = []
+    refused: BaseException | None = None
+    try:
+        for planned in present:
+            before.append((planned, get_data(planned.tensor), planned.tensor.grad))
+            put.append(_put(planned, buffers, known.get(id(planned))))
+    except BaseException as error:
+        refused = error
+    if proposal is not None:
+        with proposal.waiting():
+            (all_did,) = all_true([refused is None])
+        proposal.agreed = all_did  # else all are as they were
+        if not all_did and refused is None:
+            refused = DivergenceError(
+                f"{proposal.title.text} was refused on another rank by a __setattr__ of its class, "
+                f"and is undone on this one (rank {this_rank()}). Expected: a class that takes a "
+                "global Parameter in the place of a local one on every rank. Received: one that "
+                "raised. Look there for what depends on the rank"
+            )
+    if refused is not None:
+        for planned, data, grad in reversed(before):
+            _take_back(planned, data, grad, buffers)
+        raise refused
+    return put
+
+
+def _take_back(
+    planned: PlannedTensor, data: Tensor, grad: Tensor | None, buffers: ReplacedBuffers
+) -> None:
+    """Undo :func:`_put`, how far it may have come."""
+    old = planned.tensor
+    for owner, which, name in planned.places:
+        now = store(owner, which).get(name)
+        store(owner, which)[name] = old
+        if now is not old and planned.kind == "parameter" and has_own_methods(owner, _SETTERS):
+            with suppress(Exception):  # it took this one before
+                _assign_by_its_class(owner, name, old)
+    if isinstance(old, nn.Parameter):
+        _replaced.pop(id(old), None)
+        if planned.conversion is not None and (old.is_global or _compat.can_replace_data()):
+            make_global(old, data, grad)
+    else:
+        buffers.forget(old)
+
+
+def _is_kept_elsewhere(planned: PlannedTensor) -> bool:
+    """Whether a class may keep the Parameter elsewhere too, as the RNNs do in _flat_weights."""
+    return isinstance(planned.tensor, nn.Parameter) and any(
+        has_own_methods(owner, _SETTERS) for owner, _, _ in planned.places
+    )
+
+
 def _put(
     planned: PlannedTensor, buffers: ReplacedBuffers, known: Tensor | None
 ) -> tuple[Tensor, bool]:
@@ -143,9 +223,7 @@ def _replace(planned: PlannedTensor, new: Tensor) -> None:
     old = planned.tensor
     for owner, which, name in planned.places:
         store(owner, which)[name] = new
-        # A class with a __setattr__ of its own may keep the Parameter elsewhere too, as the RNNs
-        # of OneFlow do in _flat_weights.
-        if isinstance(old, nn.Parameter) and has_own_methods(owner, ("__setattr__",)):
+        if isinstance(old, nn.Parameter) and has_own_methods(owner, _SETTERS):
             _assign_by_its_class(owner, name, new)
     if isinstance(old, nn.Parameter):
         _remember_replacement(old, new)
@@ -161,6 +239,9 @@ def _assign_by_its_class(owner: Module, name: str, new: Tensor) -> None:
         forward()
     finally:
         under_way.reset(token)
+
+
+_SETTERS = ("__setattr__",)
 
 
 class ReplacedBuffers:
@@ -194,6 +275,10 @@ class ReplacedBuffers:
             del self._pairs[key]
         if digest is not None:
             self._pairs[id(old)] = (old, digest, new)
+
+    def forget(self, old: Tensor) -> None:
+        """``old`` is in its place again."""
+        self._pairs.pop(id(old), None)
 
     def close(self) -> None:
         """Let go of every tensor."""

@@ -102,9 +102,10 @@ def local_to_global(
         if optimizer is not None:
             what += f" with {type(optimizer).__name__}"
             check_states(optimizer, module)
-        session.convert(take_in, "value", label, what, progress=progress)
-        if optimizer is not None:
-            follow(optimizer, timeout=spec.timeout)
+        alone = optimizer is None
+        session.convert(take_in, "value", label, what, is_last=alone, progress=progress)
+        if not alone:
+            session.let(lambda: follow(optimizer, timeout=spec.timeout))
     session.log_end(lambda: title)
     if record is not None:
         record.add_call(title, session.records)

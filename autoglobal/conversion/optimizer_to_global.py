@@ -20,7 +20,7 @@ from ..ranks.agreement import Proposal, Statement, agree
 from ..ranks.collectives import all_gather
 from ..tensors.batch import TensorConversion, convert_batch
 from .apply import replacement
-from .session import tell_refused, warn_caller
+from .session import level, tell_refused, warn_caller
 
 O = TypeVar("O")  # noqa: E741
 
@@ -289,7 +289,7 @@ class _Follow:
     def _proposal(self) -> Proposal:
         kind = type(self._optimizer).__name__
         title = Statement(kind, f"optimizer_to_global of {kind}")
-        return Proposal("optimizer", title, self._timeout)
+        return Proposal("optimizer", title, self._timeout, level.get() + 1)
 
     def agree(self) -> None:
         """Settle what each state is, or raise on all ranks where one has state that misfits."""

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Optional
 
+from .. import _compat
 from .._compat import Module, Tensor, in_one_memory, is_tracing
 from ..errors import ConversionError
 from ..layout.patterns import Pattern
@@ -19,7 +20,7 @@ from ..layout.placed import Target
 from ..layout.placement import PlacementLayout, Shape, layout_of
 from ..layout.rules import Decision
 from ..layout.sbp import NdSbp, show_sbp
-from ..layout.spec import GlobalSpec, Kind
+from ..layout.spec import GlobalSpec, Kind, fitting
 from ..layout.unused import Seen
 from ..modules.decorated import stated_spec
 from ..modules.registry import STORE_OF, TENSOR_STORES, join, store
@@ -364,6 +365,8 @@ class Plan:
         elif threading.current_thread() is not threading.main_thread():
             name = threading.current_thread().name
             here, there = f"in the thread {name!r}", "in the main thread"
+        elif _compat.is_forked:
+            here, there = "in a child of fork", "in the process that has imported oneflow"
         else:
             return
         first = changing[0]
@@ -494,8 +497,24 @@ class Plan:
         met.layout = target.layout
         # Of what is global already the shape is the logical one.
         source = "full" if met.tensor.is_global else met.spec.source
-        met.sbp = met.spec.fit(lambda: met.label, met.kind, met.shape, target, source)
-        if not met.tensor.is_leaf and met.changes:
+        # Not by fit() alone, because each tensor that is met comes through here.
+        met.sbp, misfit = fitting(
+            met.shape, target.sbp, target.layout.hierarchy, source, met.spec.unsplittable
+        )
+        if misfit is not None:
+            met.sbp = None
+            met.spec.fit(lambda: met.label, met.kind, met.shape, target, source)
+        grad = met.tensor.grad if met.tensor.is_leaf else None
+        if (grad is None and met.tensor.is_leaf) or not met.changes:
+            return
+        if grad is not None and tuple(grad.shape) != met.shape:
+            met.sbp = None
+            raise ConversionError(
+                f"{met.label}: its gradient has another shape. Expected: {met.shape}, that of the "
+                f"{met.kind}. Received: {tuple(grad.shape)}. Write .grad = None before, or give it "
+                "the gradient that it has"
+            )
+        if not met.tensor.is_leaf:
             met.sbp = None
             raise ConversionError(
                 f"{met.label}: a {met.kind} that autograd still tracks cannot become global "

@@ -6,11 +6,13 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from contextvars import ContextVar
 from typing import Any
 
 from oneflow import Tensor
 
 from .._compat import this_rank, world_size
+from .._signals import uninterrupted
 from .._text import one_line
 from ..errors import (
     DivergenceError,
@@ -27,12 +29,22 @@ from ..modules.hook import Assignment, under_way
 from ..modules.registry import STORE_OF, join, store
 from ..modules.tree import topmost, walk
 from ..modules.uninitialized import is_uninitialized
-from ..ranks.agreement import Event, Proposal, Statement, agree
+from ..ranks.agreement import (
+    Event,
+    Proposal,
+    Statement,
+    agree,
+    forget_parting,
+    note_undone,
+)
 from ..ranks.collectives import can_meet
 from .apply import ReplacedBuffers, apply_plan
 from .plan import ByRule, Plan, PlannedTensor, conflict
 from .records import Records, mark
 from .summary import DEBUG, INFO, headline, is_logged, write_log
+
+# How many scopes this thread and task is in.
+level: ContextVar[int] = ContextVar("autoglobal_level", default=0)
 
 
 class Session:
@@ -61,9 +73,20 @@ class Session:
         self._tied: dict[tuple[int, str], Decision] = {}
         self._late: dict[Pattern, str] = {}
         self._kept_otherwise: dict[Pattern, str] = {}
-        self._parted = False  # the last agreement of this session has taken place
+        self.scope_level = 0  # of a call
+        self._is_over = False  # the other ranks wait for nothing more of it
         self._watches = False  # for errors of OneFlow's own, inside of running()
         self._oneflows: BaseException | None = None  # such an error
+
+    def open(self, scope_level: int) -> None:
+        """The session is that of a scope, which is so deep inside of others."""
+        self.scope_level = scope_level
+        forget_parting(scope_level)
+
+    @property
+    def level(self) -> int:
+        """In how many scopes and calls what it does happens, with its own."""
+        return self.scope_level or level.get() + 1
 
     def on_assign(self, assignment: Assignment) -> Any:
         """Let OneFlow register what is assigned, then make global what is local in it."""
@@ -91,7 +114,14 @@ class Session:
         has to be known before anything is sent. Where the conversion fails afterwards the module
         is as it was before.
         """
-        plan, since = self._planned(assignment), self.records.count_converted()
+        plan = self._planned(assignment)
+        with uninterrupted:
+            result = self._carry_out(plan, assignment)
+            self._is_over = self.scope_level == 0
+            return result
+
+    def _carry_out(self, plan: Plan, assignment: Assignment) -> Any:
+        since = self.records.count_converted()
         kind, module, name = assignment.kind, assignment.module, assignment.name
         self.records.note_assigned(module)
         uninitialized = False
@@ -166,11 +196,18 @@ class Session:
         return own
 
     def convert(
-        self, take_in: Callable[[Plan], None], event: Event, path: str, what: str, **how: bool
+        self,
+        take_in: Callable[[Plan], None],
+        event: Event,
+        path: str,
+        what: str,
+        is_last: bool = True,
+        **how: bool,
     ) -> None:
         """Make global what is local in a value that exists, which ``take_in`` adds to the plan.
 
-        ``what`` this is, and the ``path`` that it is about, is what messages say.
+        ``what`` this is, and the ``path`` that it is about, is what messages say. ``is_last``: the
+        session has nothing else to do.
         """
         title = Statement(path, what)
         # No caller holds the plan, because the plan holds the tensors that are replaced.
@@ -181,19 +218,33 @@ class Session:
             self._learn(plan)
         self._conflicts += [text for _, text in plan.conflicts]
         self.warn([text for _, text in plan.in_one_memory()] if plan.is_due else ())
-        changing, sent = self._apply(plan, event, title, **how)
-        self._note(plan, title, changing, 0, sent)
+        with uninterrupted:
+            changing, sent = self._apply(plan, event, title, **how)
+            self._note(plan, title, changing, 0, sent)
+            self._is_over = is_last
+
+    def let(self, last: Callable[[], None]) -> None:
+        """Do something else that the ranks agree on, with which the session is over."""
+        with uninterrupted:
+            last()
+            self._is_over = True
 
     def _apply(
         self, plan: Plan, event: Event, title: Statement, **how: bool
     ) -> tuple[list[PlannedTensor], bool]:
         """Carry a plan out; return what has changed, and whether values were sent."""
-        proposal = Proposal(event, title, self.spec.timeout)
+        leaves = self.scope_level == 0 or event == "close"
+        # Not by self.level, because each assignment comes through here.
+        now = self.scope_level or level.get() + 1
+        proposal = Proposal(event, title, self.spec.timeout, now, leaves)
         changing = plan.changing()
         try:
             apply_plan(changing, proposal, self._buffers, self._put, check=self.spec.check, **how)
         except DivergenceError:
-            self._parted = True
+            raise  # on every rank
+        except BaseException as error:
+            note_undone(proposal, error)
+            self._is_over = leaves and proposal.agreed
             raise
         return changing, proposal.sends_values
 
@@ -239,6 +290,8 @@ class Session:
         ended_by = left_by
         start = mark()
         self._watches = True
+        if not self.scope_level:
+            forget_parting(self.level)
         try:
             # Where a generator is closed, or a program interrupted, the others may not come.
             if left_by is not None and not isinstance(left_by, (GeneratorExit, KeyboardInterrupt)):
@@ -247,22 +300,30 @@ class Session:
             yield
         except BaseException as error:
             ended_by = error
-            if isinstance(error, Exception) and error is not self._oneflows:
+            # A DivergenceError of the session's own all ranks have had, and are out of it.
+            if (
+                isinstance(error, Exception)
+                and not isinstance(error, DivergenceError)
+                and not self._is_over
+                and error is not self._oneflows
+            ):
                 with suppress(DivergenceError):
                     self.meet("refused", f"{what} was refused by {one_line(error)}")
             raise
         finally:
             self._watches, self._oneflows = False, None
             self.records.add_cost(start)
+            forget_parting(self.level)
             self._let_go()
             if self._title is not None:
                 self.log_end(self._title, ended_by)
 
     def meet(self, event: Event, text: str) -> None:
-        """Meet the other ranks for the last time in this session, if that has not been."""
-        if self.spec.check and not self._parted and can_meet():
-            self._parted = True
-            agree(Proposal(event, Statement("", text), self.spec.timeout))
+        """Meet the other ranks for the last time in this session."""
+        with uninterrupted:
+            if self.spec.check and can_meet():
+                agree(Proposal(event, Statement("", text), self.spec.timeout, self.level))
+            self._is_over = True
 
     def _let_go(self) -> None:
         """Let go of every tensor and module."""
@@ -339,7 +400,7 @@ def tell_refused(what: str, error: Exception, check: bool, timeout: float) -> No
     if check and can_meet():
         text = f"{what} was refused by {one_line(error)}"
         with suppress(DivergenceError):
-            agree(Proposal("refused", Statement("", text), timeout))
+            agree(Proposal("refused", Statement("", text), timeout, level.get() + 1))
 
 
 def warn_caller(message: str, category: type[Warning]) -> None:

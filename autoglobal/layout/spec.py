@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import (
     Any,
     ClassVar,
@@ -115,37 +115,39 @@ class GlobalSpec:
         """
         layout, sbp = target
         assert layout is not None
-        # OneFlow works out the hash of a placement anew each time.
-        key = shape, None if layout is self.layout else layout, sbp, source
-        known = self._fitting.get(key)
-        if known is not None:
-            return known
-        fitting = list(sbp)
-        smallest = dict(enumerate(shape))  # the shortest part so far, along each axis
-        for dim, (one, ranks) in enumerate(zip(sbp, layout.hierarchy)):
-            axis = split_axis(one)
-            if axis is None:
-                continue
-            if axis in smallest and (source == "shard" or _divides(smallest[axis], ranks)):
-                smallest[axis] //= ranks
-            elif shape == () or self.unsplittable == "broadcast":
-                fitting[dim] = BROADCAST
-            else:
-                raise ConversionError(_cannot_split(label(), kind, shape, sbp, dim, ranks))
-        found = self._fitting[key] = tuple(fitting)
+        found, dim = fitting(shape, sbp, layout.hierarchy, source, self.unsplittable)
+        if dim is not None:
+            ranks = layout.hierarchy[dim]
+            raise ConversionError(_cannot_split(label(), kind, shape, sbp, dim, ranks))
         return found
 
-    @cached_property
-    def _fitting(self) -> dict[tuple[Shape, Optional[PlacementLayout], NdSbp, Source], NdSbp]:
-        """What fitted before: many tensors have one shape."""
-        return {}
+
+@lru_cache(maxsize=4096)  # many tensors have one shape
+def fitting(
+    shape: Shape, sbp: NdSbp, hierarchy: Shape, source: Source, unsplittable: Unsplittable
+) -> tuple[NdSbp, Optional[int]]:
+    """What :meth:`GlobalSpec.fit` returns, and the placement dimension that does not fit if any."""
+    found = list(sbp)
+    smallest = dict(enumerate(shape))  # the shortest part so far, along each axis
+    for dim, (one, ranks) in enumerate(zip(sbp, hierarchy)):
+        axis = split_axis(one)
+        if axis is None:
+            continue
+        if axis in smallest and _divides(smallest[axis], ranks, source):
+            smallest[axis] //= ranks
+        elif shape == () or unsplittable == "broadcast":
+            found[dim] = BROADCAST
+        else:
+            return sbp, dim
+    return tuple(found), None
 
 
 def _cannot_split(label: str, kind: Kind, shape: Shape, sbp: NdSbp, dim: int, ranks: int) -> str:
     axis = split_axis(sbp[dim])
     if axis is not None and axis < len(shape):
         over = "ranks" if len(sbp) == 1 else f"ranks of placement dimension {dim}"
-        problem = f"axis {axis} is too short to be split over the {ranks} {over}"
+        short = "empty, and cannot" if shape[axis] == 0 else "too short to"
+        problem = f"axis {axis} is {short} be split over the {ranks} {over}"
     else:
         problem = f"there is no axis {axis} to split"
     return (
@@ -255,7 +257,10 @@ def _check_timeout(value: Any) -> None:
         )
 
 
-def _divides(length: int, ranks: int) -> bool:
-    # Uneven pieces are fine, an empty one beside others aborts the process; where the whole
-    # axis is empty OneFlow 0.9.0 divides it without complaint.
-    return length >= ranks or length == 0
+def _divides(length: int, ranks: int, source: Source) -> bool:
+    if source == "shard" and ranks > 1:
+        return True  # whether the components fit together is known once the ranks have met
+    # Uneven pieces are fine, an empty one beside others aborts the process. Where the whole axis
+    # is empty OneFlow 0.9.0 divides it, and then fails in the second backward pass, on one rank
+    # too: it cannot add up such gradients (measured).
+    return length >= max(1, ranks)

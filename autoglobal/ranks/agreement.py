@@ -1,4 +1,9 @@
-"""Agreement of the ranks on what they are about to do, or an error on all with the difference."""
+"""Agreement of the ranks on what they are about to do, or an error on all with the difference.
+
+Each message says how many scopes and calls its rank is in, its level, and whether the rank leaves
+the innermost of them if the ranks differ. So all know which levels one of them has left: whoever is
+still in there is told at once, without a message, and once all are out they meet again.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +16,7 @@ from typing import Literal, NamedTuple, get_args
 import xxhash
 
 from .._compat import this_rank
+from .._text import one_line
 from ..errors import DivergenceError
 from .collectives import Words, all_reduce_bytes, all_reduce_words, awaited
 from .watchdog import Wait, limit_of
@@ -18,6 +24,7 @@ from .watchdog import Wait, limit_of
 Event = Literal["value", "close", "left", "refused", "optimizer"]
 _EVENTS = get_args(Event)
 _GO, _DIFFER = 0, 1
+_LEVEL = 1  # the place of twice the level, plus 1 for a rank that leaves it, in a message
 NO_DIGEST = bytes(16)
 _OPTIONS, _STATEMENTS = 1, 2  # in Proposal.parts
 
@@ -33,21 +40,26 @@ class Statement(NamedTuple):
 class Proposal:
     """What a rank is about to do, and the others have to do as well.
 
-    ``title`` says it in words, and ``shown`` what a message says of each of the ``statements``,
-    where that is more than has to be alike. ``contents`` and ``shapes`` are digests of what may
-    differ between the ranks, :data:`NO_DIGEST` where this rank's do not count. ``sends_values`` is
-    set where values are sent afterwards.
+    ``level``: the scopes and calls that it is in, of which it ``leaves`` the innermost where the
+    ranks differ, or in any case. ``title`` says it in words, and ``shown`` what a message says of
+    each of the ``statements``, where that is more than has to be alike. ``contents`` and ``shapes``
+    are digests of what may differ between the ranks, :data:`NO_DIGEST` where this rank's do not
+    count. ``agreed`` is set once all have agreed, and ``sends_values`` where values are sent then.
     """
 
     event: Event
     title: Statement
     timeout: float
+    level: int
+    leaves: bool = True
     statements: list[Statement] = field(default_factory=list)
     shown: Callable[[], list[str]] | None = None
     options: list[str] = field(default_factory=list)
     contents: bytes = NO_DIGEST
     shapes: bytes = NO_DIGEST
+    agreed: bool = False
     sends_values: bool = False
+    _undone: str = ""  # what this rank has agreed to before, and has not done
 
     def waiting(self) -> Wait:
         """A block in which this rank waits for others because of this."""
@@ -58,11 +70,15 @@ class Proposal:
 
     def parts(self) -> list[list[Statement]]:
         """In the order in which a difference is looked for."""
-        return [[self.title], [Statement("", text) for text in self.options], self.statements]
+        title = self.title._replace(text=self.title.text + self._undone)
+        options = [Statement("", text) for text in self.options]
+        scopes = "scope or call" if self.level == 1 else "scopes and calls"
+        where = Statement("", f"{title.text}, in {self.level} {scopes}")
+        return [[title], options, self.statements, [where]]
 
     def digest(self) -> bytes:
         """What stands for all that has to be alike."""
-        alike: list[str] = [self.event]
+        alike: list[str] = [self.event, self._undone]
         # Ranks may leave by different exceptions, because it is enough that all of them leave.
         if self.event not in ("left", "refused"):
             alike += [*self.title, *self.options, *(one.text for one in self.statements)]
@@ -77,21 +93,75 @@ class Agreement(NamedTuple):
 
 
 def agree(proposal: Proposal) -> Agreement:
-    """Meet the other ranks, or raise :class:`DivergenceError` on all of them."""
+    """Meet the other ranks, or raise :class:`DivergenceError` on all of them.
+
+    On this one alone, and at once, where another rank has left what this one is still in.
+    """
+    global _undone
+    if _parted is not None and proposal.level >= _parted.level:
+        raise _gone(proposal, _parted)
+    proposal._undone, _undone = _undone, ""
     digests = proposal.digest() + proposal.contents + proposal.shapes
-    words = [_EVENTS.index(proposal.event) + 1, *struct.unpack("<6q", digests)]
+    where = 2 * proposal.level + proposal.leaves
+    words = [_EVENTS.index(proposal.event) + 1, where, *struct.unpack("<6q", digests)]
     with proposal.waiting():
-        verdict, contents, shapes, *_ = all_reduce_words(words, _judge)
+        verdict, contents, shapes, level, rank, *_ = all_reduce_words(words, _judge)
         if verdict == _DIFFER:
+            _note_parting(proposal, level, rank)
             raise _divergence(proposal)
+        proposal.agreed = True
     return Agreement(bool(contents), bool(shapes))
 
 
 def _judge(rows: list[list[int]]) -> Words:
-    if any(row[:3] != rows[0][:3] for row in rows):
-        return [_DIFFER, 0, 0]
-    digests = [{tuple(row[at : at + 2]) for row in rows} - {(0, 0)} for at in (3, 5)]
-    return [_GO, *(len(different) > 1 for different in digests)]
+    alike = {(event, where // 2, *digest[:2]) for event, where, *digest in rows}
+    if len(alike) > 1:
+        left = [(row[_LEVEL] // 2, rank) for rank, row in enumerate(rows) if row[_LEVEL] % 2]
+        return [_DIFFER, 0, 0, *min(left, default=(0, 0))]
+    digests = [{tuple(row[at : at + 2]) for row in rows} - {(0, 0)} for at in (4, 6)]
+    return [_GO, *(len(different) > 1 for different in digests), 0, 0]
+
+
+class _Parted(NamedTuple):
+    """The least level that another rank has left while this one is in it, and which rank."""
+
+    level: int
+    rank: int
+
+
+_parted: _Parted | None = None
+_undone = ""
+
+
+def _note_parting(proposal: Proposal, level: int, rank: int) -> None:
+    global _parted
+    inside = proposal.level - proposal.leaves
+    if 0 < level <= inside:
+        _parted = _Parted(level, rank)
+
+
+def forget_parting(level: int) -> None:
+    """A scope or a call of this level begins or ends: this rank is not in an older one any more."""
+    global _parted
+    if _parted is not None and level <= _parted.level:
+        _parted = None
+
+
+def note_undone(proposal: Proposal, error: BaseException) -> None:
+    """After it was agreed on it has failed here: the others hear of that with the next proposal."""
+    global _undone
+    if proposal.agreed:
+        _undone = f", after {proposal.title.text} had failed here by {one_line(error)}"
+
+
+def _gone(proposal: Proposal, parted: _Parted) -> DivergenceError:
+    path = proposal.title.path
+    return DivergenceError(
+        f"{path}{': ' * bool(path)}the ranks have parted before. This rank (rank {this_rank()}): "
+        f"{proposal.title.text}; rank {parted.rank}: has left the scope or the call that this one "
+        "is in. Expected: what one rank leaves all ranks leave. Look for a try that catches an "
+        "error of one rank alone, and let it leave the block on every rank"
+    )
 
 
 def _divergence(proposal: Proposal) -> DivergenceError:

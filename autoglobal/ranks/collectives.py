@@ -15,6 +15,7 @@ from functools import cache
 import numpy as np
 import oneflow as flow
 
+from .. import _compat
 from .._compat import (
     Tensor,
     host_buffer,
@@ -35,7 +36,7 @@ def can_meet() -> bool:
     """Whether there are other ranks, and OneFlow lets this thread send to them."""
     # In another thread OneFlow 0.9.0 fails in every operation on a global tensor (measured).
     in_main_thread = threading.current_thread() is threading.main_thread()
-    return world_size() > 1 and in_main_thread and not is_tracing()
+    return world_size() > 1 and in_main_thread and not is_tracing() and not _compat.is_forked
 
 
 class Traffic:

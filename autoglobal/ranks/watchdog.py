@@ -14,11 +14,16 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
+
+from .._signals import uninterrupted
+from .._text import printable
 
 EXIT_CODE = 124  # what timeout(1) returns
 _NAP = 0.5  # seconds; so much longer than its limit a wait can last
 _IDLE_NAPS = 20
+_FIRST_WORD = 10.0  # seconds after which it says for whom it waits; then after three times as many
 _ONEFLOW_LIMIT = 7200.0
 
 
@@ -35,10 +40,12 @@ def limit_of(timeout: float) -> float:
 class Wait:
     """A block in which this process waits for other ranks, for at most ``limit`` seconds each time.
 
-    ``what`` and ``whom`` give the words for what it does and for whom it waits, when asked.
+    ``what`` and ``whom`` give the words for what it does and for whom it waits, when asked. No
+    handler of a signal runs in it: a message that was sent for half an exchange would be taken for
+    the next one.
     """
 
-    __slots__ = ("_deadline", "_limit", "_outer", "_since", "what", "whom")
+    __slots__ = ("_deadline", "_limit", "_outer", "_since", "_tell_after", "what", "whom")
 
     def __init__(self, limit: float, what: Callable[[], str], whom: Callable[[], str]) -> None:
         self.what = what
@@ -51,9 +58,11 @@ class Wait:
         """Another rank has answered: the limit counts from here."""
         self._since = time.time()
         self._deadline = time.monotonic() + self._limit
+        self._tell_after = _FIRST_WORD
 
     def __enter__(self) -> Wait:
         global _current
+        uninterrupted.__enter__()
         self._outer = _current
         _current = self
         if _thread is None:
@@ -70,9 +79,28 @@ class Wait:
         _current = self._outer
         if _current is not None:
             _current.renew()
+        elif _at_exit:
+            _stop()
+        uninterrupted.__exit__(kind, error, frames)
+
+    def extend(self, seconds: float) -> None:
+        """That many seconds were no waiting: the whole process stood still."""
+        self._deadline += seconds
 
     def is_over(self) -> bool:
         return time.monotonic() > self._deadline
+
+    def progress(self) -> str | None:
+        """What there is to say of the wait by now, if it is time to say something."""
+        waited = self._limit - (self._deadline - time.monotonic())
+        if waited < self._tell_after:
+            return None
+        while waited >= self._tell_after:
+            self._tell_after *= 3
+        return (
+            f"autoglobal: {self.what()}: still waiting for {self.whom()} ({waited:.0f} s of "
+            f"{self._limit:g} s)"
+        )
 
     def complaint(self) -> str:
         seconds = time.time() - self._since
@@ -89,6 +117,7 @@ _current: Wait | None = None
 _thread: threading.Thread | None = None
 _lock = threading.Lock()
 _done = threading.Event()
+_at_exit = False  # the program is over, and its last functions run
 
 
 def _start() -> None:
@@ -101,8 +130,15 @@ def _start() -> None:
 
 def _watch() -> None:
     global _thread
-    idle = 0
+    idle, before = 0, time.monotonic()
     while not _done.wait(_NAP):
+        now = time.monotonic()
+        stood_still, before = now - before - _NAP, now
+        wait = _current
+        # All processes may have been stopped and continued, as by a batch system.
+        if wait is not None and stood_still > _NAP:
+            wait.extend(stood_still)
+        wait = None  # or it, and the tensors that it knows, would be held until the next nap ends
         idle = 0 if _looked_at_one() else idle + 1
         if idle > _IDLE_NAPS:
             me, _thread = _thread, None
@@ -115,28 +151,47 @@ def _watch() -> None:
 def _looked_at_one() -> bool:
     # A function of its own, so that no wait, and no tensor that it knows, is held in between.
     wait = _current
-    if wait is not None and wait.is_over():
+    if wait is None:
+        return False
+    if wait.is_over():
         _end(wait)
-    return wait is not None
+    told = wait.progress()
+    # Not by sys.stderr, which may be anything, and may be waited for.
+    if told is not None:
+        with suppress(OSError):
+            os.write(2, f"{printable(told)}\n".encode())
+    return True
 
 
 def _end(wait: Wait) -> None:
     try:
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
-        os.write(2, f"\n{wait.complaint()}\n{stack}".encode())
+        os.write(2, f"\n{printable(wait.complaint())}\n{stack}".encode(errors="replace"))
     finally:
         os._exit(EXIT_CODE)
 
 
 def _stop() -> None:
-    # No thread of ours is to be left while OneFlow takes itself down.
-    _done.set()
-    if _thread is not None:
-        _thread.join()
+    """End the thread; the next wait starts another one."""
+    global _thread
+    thread = _thread
+    if thread is not None:
+        _done.set()
+        thread.join()
+        _thread = None
+        _done.clear()
 
 
-atexit.register(_stop)
+def _end_of_the_program() -> None:
+    # No thread of ours is to be left while OneFlow takes itself down. Functions that were
+    # registered earlier than this one come later: each of their waits has a thread of its own.
+    global _at_exit
+    _at_exit = True
+    _stop()
+
+
+atexit.register(_end_of_the_program)
 
 
 def _after_fork_in_child() -> None:

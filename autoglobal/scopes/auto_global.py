@@ -9,6 +9,7 @@ import oneflow as flow
 from oneflow import nn
 
 from .._compat import Module
+from .._signals import uninterrupted
 from .._text import short_repr
 from ..conversion.session import Session, tell_refused
 from ..errors import ConversionError, SpecError, SpecTypeError
@@ -47,17 +48,20 @@ class _Handler:
     def on_assign(self, assignment: Assignment) -> Any:
         # Methods of the class's own, which the class's hook lies above, may register something
         # else than they were given: then the hook has to be below them too.
-        below = has_own_methods(assignment.module)
-        if below:
+        if not has_own_methods(assignment.module):
+            return self._on_assign(assignment)
+        with uninterrupted:
             installer.acquire(watch_global=False)
-        try:
-            spec = None if assignment.kind is None else self._settled_spec(assignment)
-            if spec is None:
-                return assignment.forward()
-            return self._convert(spec, assignment)
-        finally:
-            if below:
+            try:
+                return self._on_assign(assignment)
+            finally:
                 installer.release(watch_global=False)
+
+    def _on_assign(self, assignment: Assignment) -> Any:
+        spec = None if assignment.kind is None else self._settled_spec(assignment)
+        if spec is None:
+            return assignment.forward()
+        return self._convert(spec, assignment)
 
     def spec_of(self, module: Module, is_here: bool) -> GlobalSpec | None:
         """What the class states for an instance."""
@@ -204,10 +208,11 @@ class _Decorator:
         self._handler = handler
 
     def __call__(self, kind: C) -> C:
-        decorate(_checked(kind), self._handler, find)
-        if looks_at_global(**self._handler.options):
-            watch_global()
-        return kind
+        with uninterrupted:
+            decorate(_checked(kind), self._handler, find)
+            if looks_at_global(**self._handler.options):
+                watch_global()
+            return kind
 
     def __enter__(self) -> NoReturn:
         raise SpecTypeError(
@@ -307,8 +312,9 @@ def auto_global(placement: Any, sbp: Any = _ABSENT, **options: Any) -> Any:
             f"{short_repr(options)}. "
             "Write @auto_global(placement, sbp, ...)"
         )
-    decorate(kind, _Following(), find)
-    return kind
+    with uninterrupted:
+        decorate(kind, _Following(), find)
+        return kind
 
 
 def _check_options(options: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from functools import partial, wraps
 from typing import Any, Generic, TypeVar, cast
 
+from .._signals import uninterrupted
 from .._text import short_repr
 from ..conversion.session import warn_at
 from ..errors import AutoglobalError, NeverEnteredWarning, SpecTypeError
@@ -54,18 +55,28 @@ class ScopeContext(Generic[Opened]):
     def new_frame(self) -> Opened:
         raise NotImplementedError
 
-    def open_frame(self) -> Opened:
-        self._made_at = None
-        frame = self.new_frame()
-        frame.open()
-        self._open.append(frame)
-        return frame
+    # A signal may come before any line, and must not leave a scope open for good. So the steps are
+    # such that signals wait for them, and are tried again where one came first. At a "try" or a
+    # "with" CPython handles none, so that nothing is to stand before these.
 
-    def close_frame(self, frame: Frame, error: BaseException | None) -> None:
-        self._open.remove(frame)
-        inner = frame.close()
+    def open_frame(self, frame: Frame) -> None:
+        with uninterrupted:
+            self._made_at = None
+            frame.open()
+            self._open.append(frame)
+
+    def take_out(self, frame: Frame) -> None:
+        """Take a frame out of the stack, unless it has been."""
+        with uninterrupted:
+            if frame in self._open:
+                self._open.remove(frame)
+                frame.close()
+
+    def end_frame(self, frame: Frame, error: BaseException | None) -> None:
+        """Do what is due at the end of a frame that was taken out."""
         if frame.origin.is_before_fork():
             return
+        inner = frame.inner
         # One that is closed out of order converts nothing any more.
         frame.end(error if inner is None else error or GeneratorExit())
         if inner is not None:
@@ -76,23 +87,51 @@ class ScopeContext(Generic[Opened]):
             )
 
     def __enter__(self) -> Opened:
-        return self.open_frame()
+        frame: Opened | None = None
+        try:
+            frame = self.new_frame()
+            self.open_frame(frame)
+            return frame
+        except BaseException:
+            if frame is not None:
+                self.take_out(frame)
+            raise
 
     def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: types.TracebackType | None,
+        frame: Frame | None = None,  # here because no line may come before the "try"
     ) -> None:
-        self._made_at = None
+        try:
+            self._made_at = None
+            frame = self._own_frame()
+            if frame is None:
+                self._refuse_to_close(error)
+                return
+            self.take_out(frame)
+            self.end_frame(frame, error)
+        except BaseException:
+            with uninterrupted:
+                if frame is None:
+                    frame = self._own_frame()
+                if frame is not None:
+                    self.take_out(frame)
+            raise
+
+    def _own_frame(self) -> Frame | None:
+        """The innermost frame that is open here by this context."""
         for frame in open_frames():
             # A task has inherited what its creator opened, and has no business closing that.
             if frame.opened_by is self and frame.origin.is_here():
-                self.close_frame(frame, error)
-                return
+                return frame
+        return None
+
+    def _refuse_to_close(self, error: BaseException | None) -> None:
+        """Say why there is nothing to close here; a child of fork may leave its parent's block."""
         if any(frame.origin.is_before_fork() for frame in self._open):
-            # A child that leaves the block in which it was forked: the scope is its parent's.
-            self._open.pop().close()
+            self.take_out(self._open[-1])
             return
         if not self._open:
             raise AutoglobalError(
@@ -101,8 +140,7 @@ class ScopeContext(Generic[Opened]):
             )
         frame = self._open[-1]
         if frame.origin.has_ended():  # and nobody is left who could close it there
-            self._open.remove(frame)
-            frame.close()
+            self.take_out(frame)
             frame.end(error or GeneratorExit())
         raise AutoglobalError(
             f"{self!r} was closed in another thread or task than it was opened in, where it stays "
@@ -145,28 +183,24 @@ def _run_in(context: ScopeContext[Any], function: F) -> F:
 
 def _plain(context: ScopeContext[Any], function: Function) -> Function:
     def run(*args: Any, **kwargs: Any) -> Any:
-        frame = context.open_frame()
-        try:
-            result = function(*args, **kwargs)
-        except BaseException as error:
-            context.close_frame(frame, error)
-            raise
-        context.close_frame(frame, None)
-        return result
+        with context:
+            return function(*args, **kwargs)
 
     return run
 
 
 def _generator(context: ScopeContext[Any], function: Function) -> Function:
     def run(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-        return (yield from _Suspendable(context).run(function(*args, **kwargs), last=True))
+        with _Suspendable(context) as steps:
+            return (yield from steps.run(function(*args, **kwargs)))
 
     return run
 
 
 def _coroutine(context: ScopeContext[Any], function: Function) -> Function:
     async def run(*args: Any, **kwargs: Any) -> Any:
-        return await _awaitable(_Suspendable(context).run(function(*args, **kwargs), last=True))
+        with _Suspendable(context) as steps:
+            return await _awaitable(steps.run(function(*args, **kwargs)))
 
     return run
 
@@ -175,26 +209,21 @@ def _async_generator(
     context: ScopeContext[Any], function: Callable[..., Any]
 ) -> Callable[..., Any]:
     async def run(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-        steps = _Suspendable(context)
-        inner = function(*args, **kwargs)
-        step = inner.__anext__()
-        try:
+        with _Suspendable(context) as steps:
+            inner = function(*args, **kwargs)
+            step = inner.__anext__()
             while True:
                 try:
-                    value = await _awaitable(steps.run(step, last=False))
+                    value = await _awaitable(steps.run(step))
                 except StopAsyncIteration:
                     break
                 try:
                     step = inner.asend((yield value))
                 except GeneratorExit:
-                    await _awaitable(steps.run(inner.aclose(), last=False))
+                    await _awaitable(steps.run(inner.aclose()))
                     raise
                 except BaseException as error:
                     step = inner.athrow(error)
-        except BaseException as error:
-            steps.end(error)
-            raise
-        steps.end(None)
 
     return run
 
@@ -205,31 +234,42 @@ def _awaitable(steps: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
 
 
 class _Suspendable:
-    """A scope that is put aside while what runs in it is suspended."""
+    """A scope that is put aside while what runs in it is suspended, and ends with this block."""
 
     def __init__(self, context: ScopeContext[Any]) -> None:
         self._context = context
         self._frame: Frame | None = None
         self._top: Frame | None = None
+        self._is_in_force = False
 
-    def run(self, inner: Any, last: bool) -> Generator[Any, Any, Any]:
-        """``yield from inner``, in the scope; ``last``: and the scope ends with it."""
+    def __enter__(self) -> _Suspendable:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: types.TracebackType | None,
+        frame: Frame | None = None,  # as in ScopeContext
+    ) -> None:
+        try:
+            frame = self._frame
+            if frame is not None:
+                self._take_out()
+                self._context.end_frame(frame, error)
+        except BaseException:
+            self._take_out()
+            raise
+
+    def run(self, inner: Any) -> Generator[Any, Any, Any]:
+        """``yield from inner``, in the scope."""
         resume: Callable[[], Any] = partial(inner.send, None)
         while True:
-            self._enter()
             try:
-                value = resume()
+                with _InForce(self):
+                    value = resume()
             except StopIteration as stop:
-                self._leave()
-                if last:
-                    self.end(None)
                 return stop.value
-            except BaseException as error:
-                self._leave()
-                if last:
-                    self.end(error)
-                raise
-            self._leave()
             try:
                 resume = partial(inner.send, (yield value))
             except GeneratorExit:
@@ -242,18 +282,48 @@ class _Suspendable:
         inner.close()
         raise GeneratorExit
 
-    def _enter(self) -> None:
-        if self._frame is None:
-            self._frame = self._top = self._context.open_frame()
-        else:
-            self._frame.resume(self._top)
+    def resume(self) -> None:
+        with uninterrupted:
+            if self._frame is None:
+                frame = self._context.new_frame()
+                self._context.open_frame(frame)
+                self._frame = self._top = frame
+            else:
+                self._frame.resume(self._top)
+            self._is_in_force = True
 
-    def _leave(self) -> None:
-        if self._frame is not None:
-            self._top = self._frame.suspend()
+    def suspend(self) -> None:
+        """Put the scope aside, unless it is."""
+        with uninterrupted:
+            if self._is_in_force and self._frame is not None:
+                self._top = self._frame.suspend()
+            self._is_in_force = False
 
-    def end(self, error: BaseException | None) -> None:
-        if self._frame is not None:
-            self._frame.resume(self._top)
-            self._context.close_frame(self._frame, error)
-            self._frame = None
+    def _take_out(self) -> None:
+        """Take the frame out of the stack, unless it has been."""
+        with uninterrupted:
+            frame, self._frame = self._frame, None
+            if frame is not None:
+                frame.resume(self._top)
+                self._context.take_out(frame)
+
+
+class _InForce:
+    """A block in which the scope of a :class:`_Suspendable` is in force."""
+
+    def __init__(self, steps: _Suspendable) -> None:
+        self._steps = steps
+
+    def __enter__(self) -> None:
+        try:
+            self._steps.resume()
+        except BaseException:
+            self._steps.suspend()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._steps.suspend()
+        except BaseException:
+            self._steps.suspend()
+            raise

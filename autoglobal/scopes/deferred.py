@@ -8,6 +8,7 @@ from typing import Any
 from weakref import ref
 
 from .._compat import Module
+from .._signals import uninterrupted
 from ..conversion.plan import Plan
 from ..conversion.records import mark
 from ..conversion.session import Session
@@ -28,14 +29,15 @@ class Deferred:
         """Let OneFlow register what is assigned, and remember the name."""
         if assignment.kind is None:
             return self._session.pass_by(assignment)
-        start = mark()
-        try:
-            is_update = id(assignment.value) in self._session.not_existing(assignment)
-            result = assignment.forward()
-        finally:
-            self._session.records.add_cost(start)
-        (self.forget if is_update else self._add)(assignment.module, assignment.name)
-        return result
+        with uninterrupted:
+            start = mark()
+            try:
+                is_update = id(assignment.value) in self._session.not_existing(assignment)
+                result = assignment.forward()
+            finally:
+                self._session.records.add_cost(start)
+            (self.forget if is_update else self._add)(assignment.module, assignment.name)
+            return result
 
     def _add(self, module: Module, name: str) -> None:
         names = self._entry(module)

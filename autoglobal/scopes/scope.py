@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from .._signals import uninterrupted
 from .._text import short_repr
 from ..errors import SpecTypeError
 from ..layout.spec import (
@@ -240,7 +241,8 @@ class _Forgetting(Frame):
         self.handler = self
 
     def on_assign(self, assignment: Assignment) -> Any:
-        result = assignment.forward()
-        for deferred in self._waiting:
-            deferred.forget(assignment.module, assignment.name)
-        return result
+        with uninterrupted:
+            result = assignment.forward()
+            for deferred in self._waiting:
+                deferred.forget(assignment.module, assignment.name)
+            return result

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Optional
 
+from .. import _compat
 from .._compat import Module
+from ..conversion.session import level
 from ..modules.decorated import handler_of
 from ..modules.hook import Handler, Installer
 
@@ -54,11 +56,15 @@ class Frame:
     deferred: Deferred | None = None
     is_local = True
     watch_global = False
+    deepens = False
+
+    level = 0  # how many scopes that the ranks meet in there are, up to this one
 
     def __init__(self, opened_by: object) -> None:
         self.opened_by = opened_by
         self.origin = Origin()
         self.outer: Frame | None = None
+        self.inner: Frame | None = None
         self.closed = False
         self.thread = threading.get_ident()
 
@@ -74,10 +80,11 @@ class Frame:
         if self.handler is not None:
             installer.acquire(self.watch_global)
         self.outer = innermost()
-        _innermost.set(self)
+        self.level = level.get() + self.deepens
+        _put(self)
 
-    def close(self) -> Frame | None:
-        """Take this frame out, wherever it is; return the innermost one where that is another.
+    def close(self) -> None:
+        """Take this frame out, wherever it is; ``inner`` is the innermost, where that is another.
 
         A frame in between is marked and passed over, also by the tasks that have inherited it.
         """
@@ -86,9 +93,9 @@ class Frame:
         if self.handler is not None:
             installer.release(self.watch_global)
         if top is self:
-            _innermost.set(self.outer)
-            return None
-        return top
+            _put(self.outer)
+        else:
+            self.inner = top
 
     def end(self, error: BaseException | None) -> None:
         """Do what is due as the block ends, ``error`` being how."""
@@ -98,7 +105,7 @@ class Frame:
         if self.origin.is_before_fork():
             return None
         top = innermost()
-        _innermost.set(self.outer)
+        _put(self.outer)
         return top
 
     def resume(self, top: Frame | None) -> None:
@@ -106,7 +113,7 @@ class Frame:
         if self.origin.is_before_fork():
             return  # its scope is the parent process's
         self.outer = innermost()
-        _innermost.set(top)
+        _put(top)
         while top is not None and top is not self.outer:  # perhaps in another thread than before
             top.thread = threading.get_ident()
             top = top.outer
@@ -115,6 +122,12 @@ class Frame:
 # A task starts with a copy of its creator's context, a new thread with an empty one; where a
 # context was copied into a thread all the same, as asyncio.to_thread does, the frames stay behind.
 _innermost: ContextVar[Optional[Frame]] = ContextVar("autoglobal_scope", default=None)
+
+
+def _put(frame: Frame | None) -> None:
+    """Make a frame the innermost one."""
+    _innermost.set(frame)
+    level.set(0 if frame is None else frame.level)
 
 
 def open_frames() -> Iterator[Frame]:
@@ -138,7 +151,7 @@ def find(module: Module) -> Handler | None:
     """The handler in force for an assignment to ``module``, here and now."""
     frame = innermost()
     if frame is None:
-        return None if _forked else handler_of(type(module))
+        return None if _compat.is_forked else handler_of(type(module))
     if frame.is_local:
         return frame.handler
     own = handler_of(type(module))
@@ -149,13 +162,8 @@ def find(module: Module) -> Handler | None:
 installer = Installer(find)
 
 
-_forked = False
-
-
 def _after_fork_in_child() -> None:
     # A child of fork, such as a DataLoader's worker, cannot take part in what the ranks do.
-    global _forked
-    _forked = True
     _innermost.set(None)
     installer.renew_lock()
 

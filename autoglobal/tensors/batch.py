@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import product
 from typing import Any, Literal
@@ -187,8 +188,10 @@ def convert_batch(
         compared = _state(batch, proposal, digested)
         agreement = agree(proposal)
         with proposal.waiting() as wait:
-            if agreement.shapes_differ:
-                fit_together([one for one in batch if _is_checked_shard(one)])
+            shards = [one for one in batch if _is_checked_shard(one)]
+            # With equal shapes too where they are empty, as then they are on all ranks.
+            if agreement.shapes_differ or any(map(_is_empty, shards)):
+                fit_together(shards)
             _send(compared, agreement.contents_differ, proposal, wait)
             _convert(batch, progress)
             # A single one may be under way still, because an event will follow it.
@@ -199,9 +202,20 @@ def convert_batch(
 
 
 def _convert(batch: Sequence[TensorConversion], progress: bool) -> None:
-    shown = progress and this_rank() == 0
-    for one in tqdm(batch, desc="local to global") if shown else batch:
+    if not progress or this_rank() != 0:
+        for one in batch:
+            one.convert()
+        return
+    # The others have agreed too, so that a bar which cannot be shown must not stop this rank.
+    bar: Any = None
+    with suppress(Exception):
+        bar = tqdm(total=len(batch), desc="local to global")
+    for one in batch:
         one.convert()
+        with suppress(Exception):
+            bar.update()
+    with suppress(Exception):
+        bar.close()
 
 
 def _state(
@@ -226,6 +240,13 @@ def _state(
 
 def _is_checked_shard(one: TensorConversion) -> bool:
     return one.state == "shard" and one.check
+
+
+def _is_empty(one: TensorConversion, shape: Shape | None = None) -> bool:
+    """Whether a component, this rank's unless told otherwise, is empty along a split axis."""
+    own = one.shape if shape is None else shape
+    split = {split_axis(sbp) for sbp in one.sbp}
+    return any(size == 0 and axis in split for axis, size in enumerate(own))
 
 
 _Reading = tuple[Reading, list[TensorConversion]]
@@ -308,7 +329,7 @@ def fit_together(shards: Sequence[TensorConversion]) -> None:
             shapes = {rank: gathered[rank][at] for rank in one.layout.members}
             logical = _sum(one, shapes)
             for rank, shape in shapes.items():
-                if shape != _component(one, logical, rank) or (0 in shape and 0 not in logical):
+                if shape != _component(one, logical, rank) or _is_empty(one, shape):
                     return json.dumps([at, rank, logical, _listed(shapes)]).encode()
             found.append(logical)
         return json.dumps(found).encode()

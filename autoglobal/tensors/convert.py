@@ -13,7 +13,16 @@ import oneflow as flow
 from oneflow import nn
 
 from .. import _compat
-from .._compat import HALF, Tensor, has_rows_of, nbytes_of, on_own_device, rows_of, viewable
+from .._compat import (
+    HALF,
+    Tensor,
+    has_rows_of,
+    nbytes_of,
+    on_own_device,
+    rows_of,
+    set_data,
+    viewable,
+)
 from ..layout.placement import PlacementLayout, Shape, holds_values
 from ..layout.sbp import BROADCAST, NdSbp
 from ..ranks.collectives import traffic
@@ -131,17 +140,11 @@ def make_global(parameter: Tensor, value: Tensor, grad: Tensor | None) -> Tensor
     In place where OneFlow allows it: then the object stays what it is to optimizers, tied
     weights and hooks, and is returned. Else a new Parameter of the same class is.
     """
-    if _compat.can_replace_data or parameter.is_global:
-        try:
-            parameter.data = value
-        except RuntimeError:
-            if parameter.is_global:
-                raise
-            _compat.can_replace_data = False
-        else:
-            if grad is not None:  # OneFlow has dropped it with the old data
-                parameter.grad = grad
-            return parameter
+    if parameter.is_global or _compat.can_replace_data():
+        set_data(parameter, value)
+        if grad is not None:  # OneFlow has dropped it with the old data
+            parameter.grad = grad
+        return parameter
     kind: Any = type(parameter)
     new = kind.__new__(kind)
     nn.Parameter.__init__(new, value, parameter.requires_grad)

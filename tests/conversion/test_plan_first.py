@@ -57,6 +57,13 @@ def wrong_rule(owner, path, value):
     return "split(0)" if path.endswith("vector") else S0
 
 
+def misfitting_gradient() -> nn.Parameter:
+    """OneFlow allows it, and aborts where it is sent."""
+    made = nn.Parameter(tensor(counted(8)))
+    made.grad = tensor(counted(2, 3))
+    return made
+
+
 # What is asked for, and the error.
 IMPOSSIBLE = {
     "no such axis": ({"*vector": S1, "*": S0}, ConversionError),
@@ -203,3 +210,18 @@ def test_a_share_without_the_axis(P):
     with pytest.raises(ConversionError, match=r"Model\.last\.vector"):
         local_to_global(m, P, {"*vector": S1, "*": S0}, source="shard")
     before.assert_unchanged()
+
+
+@HOW
+def test_a_gradient_of_another_shape(P, rank, how):
+    """With copies that differ, which are sent, OneFlow 0.9.0 would end the process."""
+    m = tree(misfitting_gradient())
+    m.last.vector.grad = tensor(counted(2, 3))
+    m.a.weight.data.add_(rank)
+    before = Snapshot(m)
+    with pytest.raises(ConversionError, match=r"last\.vector.*\(8,\).*\(2, 3\)"):
+        attempt(how, m, P, B)
+    before.assert_unchanged()
+    m.last.vector.grad = None
+    attempt(how, m, P, B)
+    assert local_names(m) == []

@@ -11,6 +11,7 @@ import pytest
 from oneflow import nn
 
 from autoglobal import (
+    DivergenceError,
     _compat,
     auto_global,
     global_scope,
@@ -22,10 +23,12 @@ from tests.helpers.support import (
     S0,
     B,
     Model,
+    Snapshot,
     assert_global,
     assert_local,
     counted,
     linear,
+    local_names,
     parameter,
     tensor,
 )
@@ -35,7 +38,7 @@ A = counted(8, 4)
 
 @pytest.fixture(autouse=True)
 def _replacing(monkeypatch):
-    monkeypatch.setattr(_compat, "can_replace_data", False)
+    monkeypatch.setattr(_compat, "can_replace_data", lambda: False)
 
 
 def test_the_callers_parameter_stays_as_it_was(P):
@@ -182,17 +185,30 @@ def test_an_rnn_below_a_class_that_states_its_layout(P):
 class Choosy(nn.Module):
     """Takes a local Parameter, and refuses the global one that is to take its place."""
 
+    is_choosy = True
+
     def __setattr__(self, name, value):
-        if isinstance(value, nn.Parameter) and value.is_global:
+        if isinstance(value, nn.Parameter) and value.is_global and self.is_choosy:
             raise ValueError("no global one here")
         super().__setattr__(name, value)
 
 
-def test_what_has_been_put_before_a_class_refuses_is_in_the_record(P):
+@pytest.mark.parametrize("refuses", ["all", "one"])
+def test_what_was_put_before_a_class_refuses_is_put_back(P, rank, world, refuses):
+    """On all ranks, also where the class refuses on one of them alone."""
     sub = Model()
     sub.first, sub.choosy = linear(A), Choosy()
     sub.choosy.last = parameter(A)
-    m = Model()
-    with global_scope(P, B) as scope, pytest.raises(ValueError, match="no global one"):
+    sub.register_buffer("seen", tensor(A))
+    sub.choosy.is_choosy = refuses == "all" or rank == world - 1
+    m, before = Model(), Snapshot(sub)
+    own = ValueError if sub.choosy.is_choosy else DivergenceError
+    with global_scope(P, B) as scope:
+        with pytest.raises(own, match=r"no global one|refused on another rank"):
+            m.sub = sub
+        before.assert_unchanged()
+        assert not hasattr(m, "sub")
+        assert scope.converted == []
+        sub.choosy.is_choosy = False
         m.sub = sub
-    assert "sub.first.weight" in [one.path for one in scope.converted]
+    assert local_names(m) == []

@@ -72,6 +72,12 @@ def far_away():
     return nn.Parameter(flow.zeros(8, 4, placement=ELSEWHERE, sbp=(B, B)))
 
 
+def misfitting_gradient():
+    p = parameter(A)
+    p.grad = tensor(counted(4))
+    assigned(value=lambda: p)()
+
+
 def on_two_placements():
     m = following(ON_ONE)
     m.other = far_away()
@@ -228,8 +234,8 @@ CASES = {
         (decorated(3), "global_scope", "Received: 3"),
     ],
     "scope.py local_scope.__init__": [(lambda: local_scope(len), "local_scope", "function len")],
-    "context.py ScopeContext.close_frame": [(out_of_order, "global_scope(", "local_scope()")],
-    "context.py ScopeContext.__exit__": [
+    "context.py ScopeContext.end_frame": [(out_of_order, "global_scope(", "local_scope()")],
+    "context.py ScopeContext._refuse_to_close": [
         (lambda: close(local_scope()), "local_scope()", "is not open"),
         (from_another_thread, "global_scope(", "another thread"),
     ],
@@ -262,7 +268,10 @@ CASES = {
     "session.py Session.warn": [
         (assigned(ON_ONE, {"x": B, "*": B}, unused="error"), "the rule 'x'", "matched nothing"),
     ],
-    "plan.py Plan._decide": [(of_a_result, "Model.new", "grad_fn", "(8, 4)", ".detach()")],
+    "plan.py Plan._decide": [
+        (misfitting_gradient, "Model.new", "(8, 4)", "(4,)", ".grad = None"),
+        (of_a_result, "Model.new", "grad_fn", "(8, 4)", ".detach()"),
+    ],
     "optimizer_to_global.py check_optimizer": [
         (lambda: optimizer_to_global(linear(A)), "optimizer=<module Linear>"),
     ],
@@ -298,6 +307,7 @@ WARNINGS = {
 # Those that are not provoked on one rank, and why.
 ELSEWHERE_OR_NEVER = {
     "agreement.py agree": "of several ranks",
+    "apply.py _put_all": "of several ranks",
     "batch.py fit_together": "of several ranks",
     "spec.py check_names": "Python's own words: test_local_to_global.py",
     "installation.py require_installation": "without OneFlow, or an older wrapt: test_import.py",

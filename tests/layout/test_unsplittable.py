@@ -263,3 +263,31 @@ def test_without_it_nothing_falls_back(P):
     with global_scope(P, S0) as scope:
         m.new = parameter(W)
     assert fallbacks(scope) == {"new": False}
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 4)], ids=str)
+@pytest.mark.parametrize("when", ["assign", "exit"])
+def test_an_empty_axis(P, shape, when):
+    """OneFlow divides it, and fails in the second backward pass (deepspeedai/DeepSpeed#8297)."""
+    m, p = Model(), parameter(counted(*shape))
+    with pytest.raises(ConversionError) as caught, global_scope(P, S0, when=when):
+        m.new = p
+    names_all(str(caught.value), "Model.new", str(shape), 0)
+    assert "axis 0 is empty" in str(caught.value)
+    assert p.is_local
+    m = Model()
+    with global_scope(P, S0, when=when, unsplittable="broadcast") as scope:
+        m.new = parameter(counted(*shape))
+    assert_global(m.new, counted(*shape), P, B)
+    assert [one.fallback for one in scope.converted] == [True]
+    for _ in range(2):
+        (m.new * 2).sum().backward()
+
+
+@pytest.mark.parametrize("where", ["here", "everywhere"])
+def test_an_empty_axis_of_shards(P, rank, world, where):
+    m = Model()
+    empty = where == "everywhere" or rank == world - 1
+    with global_scope(P, S0, source="shard"), pytest.raises(ConversionError, match=r"\bempty\b"):
+        m.new = parameter(counted(0 if empty else 1, 4))
+    assert not hasattr(m, "new")

@@ -57,7 +57,7 @@ def test_a_setattr_that_stores_the_value_before_super(P, how):
     assert_global(m.sub.weight, A, P, S0)
     assert dict(m.seen)["new"] is m.new
     assert [name for name, _ in m.seen][-2:] == ["sub", "number"]
-    if _compat.can_replace_data:
+    if _compat.can_replace_data():
         assert m.new is p
         assert [name for name, _ in m.seen].count("new") == 1
     assert m.last == 3
@@ -219,7 +219,7 @@ def test_a_mixin_on_either_side_of_module(P, how, side):
     with converting(how, P, type("Layer", bases, {})) as cls:
         m = build(cls)
     if (
-        _compat.can_replace_data
+        _compat.can_replace_data()
     ):  # a new Parameter goes through the class's own __setattr__ once more
         assert m.calls == outside.calls
     assert bool(m.calls) == (side == "before")

@@ -100,6 +100,10 @@ TREES = {
     "name": (renamed, ("new.sub.two", "new.sub.three")),
     "one more": (lambda m: setattr(m.sub, "extra", parameter(W)), ("new.sub.extra",)),
     "one more, last": (lambda m: setattr(m, "zz", linear(W)), ("new.zz.weight",)),
+    "persistent": (
+        lambda m: m.register_buffer("seen", m.seen, persistent=False),
+        ("new.seen", "not persistent"),
+    ),
     "one less": (lambda m: setattr(m.lin, "bias", None), ("new.lin.bias",)),
     "one buffer less": (lambda m: delattr(m, "seen"), ("new.seen",)),
     "Parameter, not buffer": (parameter_for_buffer, ("new.seen", "parameter", "buffer")),
@@ -217,6 +221,19 @@ def test_one_parameter_that_is_another_on_one_rank(P, rank, world, odd, what):
         m.next = parameter(W + 1000 * rank)
     assert_told(error, rank, odd % world, "Model.new", *words)
     assert_global(m.next, W, P, S0)
+    assert_the_job_goes_on(P, rank)
+
+
+@odd_one_out
+@pytest.mark.parametrize("when", ["assign", "exit"])
+def test_a_buffer_that_is_in_the_state_dict_of_one_rank_alone(P, rank, world, odd, when):
+    m = Model()
+
+    def act():
+        with global_scope(P, B, when=when):
+            m.register_buffer("seen", tensor(W), persistent=rank == odd % world)
+
+    assert_told(error_of(act), rank, odd % world, "Model.seen", "not persistent")
     assert_the_job_goes_on(P, rank)
 
 

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import os
+import time
 
 import oneflow as flow
 import pytest
 from oneflow import nn
 from oneflow.utils.data import DataLoader, Dataset
 
-from autoglobal import auto_global, global_scope
-from tests.helpers.support import S0, B, Model, assert_global, counted, parameter
+from autoglobal import ConversionError, auto_global, global_scope, local_to_global
+from tests.helpers.support import (
+    S0,
+    B,
+    Model,
+    Snapshot,
+    assert_global,
+    counted,
+    error_of,
+    global_names,
+    parameter,
+)
 
 
 def in_child(action) -> bool:
@@ -93,3 +104,56 @@ def test_a_decorated_generator_that_is_resumed_in_a_child(P):
     assert in_child(lambda: next(generator) is False)
     assert next(generator)
     generator.close()
+
+
+def refused_there(P, how: str) -> bool:
+    """Whether a child is told at once that nothing becomes global in it, and keeps what it has."""
+    m = Model()
+    m.old = parameter(counted(8))
+    before = Snapshot(m)
+
+    @global_scope(P, B)
+    def build():
+        m.new = parameter(counted(8))
+
+    def act():
+        if how == "call":
+            local_to_global(m, P, B)
+        elif how == "function":
+            build()
+        else:
+            with global_scope(P, B, when=how):
+                m.new = parameter(counted(8))
+
+    error = error_of(act)
+    assert type(error) is ConversionError, error
+    assert "in a child of fork" in str(error)
+    if how != "exit":
+        before.assert_unchanged()
+    with global_scope(P, B) as scope:
+        m.number = 3
+    return global_names(m) == [] and scope.converted == []
+
+
+@pytest.mark.parametrize("how", ["call", "function", "assign", "exit"])
+def test_what_a_child_begins_by_itself_is_an_error_at_once(P, how):
+    """It has none of OneFlow's threads, and would wait for ranks that know nothing of it."""
+    start = time.monotonic()
+    assert in_child(lambda: refused_there(P, how))
+    assert time.monotonic() - start < 10
+
+
+class Built(Dataset):
+    def __init__(self, P) -> None:
+        self.P = P
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return int(refused_there(self.P, "function"))
+
+
+def test_a_worker_of_a_data_loader_that_calls_a_decorated_function(P):
+    found = [batch.tolist() for batch in DataLoader(Built(P), batch_size=2, num_workers=1)]
+    assert found == [[1, 1]]

@@ -1,0 +1,100 @@
+"""Signals that wait: a block in which no handler of the program can end a step half way.
+
+Python runs the handler of a signal between any two instructions of the main thread, and what it
+raises, as Ctrl-C does, comes out of there.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from types import FrameType, TracebackType
+from typing import Any, Callable
+
+try:
+    # Without the enumerations of the public ones, which cost 3 us a call (CPython 3.10, measured).
+    from _signal import getsignal  # type: ignore[import-not-found]
+    from _signal import signal as set_handler
+except ImportError:
+    from signal import getsignal
+    from signal import signal as set_handler
+
+Handler = Callable[[int, Any], object]
+
+# Those that a program may have a handler for which raises. SIGINT first: see __exit__.
+_NAMES = ("INT", "TERM", "HUP", "ALRM", "VTALRM", "PROF", "USR1", "USR2")
+_SIGNALS = [int(getattr(signal, f"SIG{name}")) for name in _NAMES if hasattr(signal, f"SIG{name}")]
+
+
+class _Uninterrupted:
+    """``with uninterrupted:`` handlers run as the outermost such block ends, in their order.
+
+    Only handlers that are Python code wait: what ends a process at once goes on doing so. In other
+    threads than the main one, which run no handlers, it does nothing.
+    """
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._handlers: list[tuple[int, Handler]] = []
+        self._came: dict[int, None] = {}
+        self._waits: Handler = self._note
+
+    def __enter__(self) -> None:
+        if threading.get_ident() != threading.main_thread().ident:
+            return
+        if self._depth:
+            self._depth += 1
+            return
+        self._handlers = found = []
+        try:
+            for one in _SIGNALS:
+                if callable(known := getsignal(one)):
+                    found.append((one, known))
+                    set_handler(one, self._waits)
+            self._depth = 1
+        except BaseException:
+            self._put_back()
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        frames: TracebackType | None,
+    ) -> None:
+        if threading.get_ident() != threading.main_thread().ident:
+            return
+        if self._depth > 1:
+            self._depth -= 1
+            return
+        handlers = self._handlers
+        self._depth = 0
+        try:
+            self._put_back()
+        except BaseException:  # from a handler that is back already, while others are not
+            self._put_back()
+            raise
+        if self._came:
+            self._deliver(dict(handlers), sys._getframe(1))
+
+    def _put_back(self) -> None:
+        # SIGINT last, so that nothing is left to do once it may come again.
+        for one, known in reversed(self._handlers):
+            if getsignal(one) == self._waits:  # else the program has set another one meanwhile
+                set_handler(one, known)
+
+    def _note(self, which: int, frame: FrameType | None) -> None:
+        self._came[which] = None
+
+    def _deliver(self, handlers: dict[int, Handler], frame: FrameType) -> None:
+        which = next(iter(self._came))
+        del self._came[which]
+        try:
+            handlers[which](which, frame)
+        finally:
+            if self._came:
+                self._deliver(handlers, frame)
+
+
+uninterrupted = _Uninterrupted()
