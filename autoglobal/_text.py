@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 import reprlib
+import sys
 from typing import Any
-
-from oneflow import Tensor, nn
 
 _LONGEST = 200
 
@@ -22,9 +21,11 @@ class _Short(reprlib.Repr):
 
     def repr1(self, x: Any, level: int) -> str:
         kind = type(x)
-        if issubclass(kind, Tensor):
+        # Not imported: errors are told too where it cannot be.
+        flow = sys.modules.get("oneflow")
+        if flow is not None and issubclass(kind, flow.Tensor):
             return f"<{'global' if x.is_global else 'local'} {kind.__name__}, {tuple(x.shape)}>"
-        if issubclass(kind, nn.Module):
+        if flow is not None and issubclass(kind, flow.nn.Module):
             return f"<module {kind.__name__}>"
         return super().repr1(x, level)
 
@@ -38,7 +39,13 @@ def short_repr(value: Any) -> str:
 
 
 def printable(text: str) -> str:
-    """The text with what cannot be printed, such as codes for colours, written out."""
+    """The text with what cannot be printed, such as codes for colours, written out.
+
+    Names come from the user's code, and may hold anything: a line that they break could pass for
+    another line of a log.
+    """
+    if text.isprintable():
+        return text
     return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
 
 

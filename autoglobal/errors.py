@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ._text import printable
+
 
 class AutoglobalError(Exception):
     """Base class of everything that autoglobal raises on purpose.
@@ -13,7 +15,12 @@ class AutoglobalError(Exception):
                 model.head = build_head()
         except AutoglobalError as error:
             print(error)
+
+    Its text is one line that can be printed, whatever the names in it are.
     """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(printable(one) if isinstance(one, str) else one for one in args))
 
 
 class OneFlowMissing(AutoglobalError, ImportError):

@@ -15,6 +15,7 @@ from os import environ
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .._text import printable
 from .._version import __version__
 from . import probe, selftest
 from .installation import (
@@ -158,7 +159,7 @@ def _import_of(name: str, package: Findings, requirement: str) -> Check | None:
 def launcher(env: Mapping[str, str]) -> Check:
     """What the variables that a launcher sets mean for a process that has them."""
     there = [name for name in RANK_VARIABLES if name in env]
-    shown = ", ".join(f"{name}={env[name]}" for name in there)
+    shown = printable(", ".join(f"{name}={env[name]}" for name in there))
     missing = [name for name in NECESSARY if name not in env]
     cure = shlex.join(["unset", *there])
     if len(missing) == len(NECESSARY):
@@ -212,7 +213,8 @@ def cuda(findings: Findings) -> Check:
 
 def _no_device(build: str, visible: str | None) -> Check:
     if visible is not None:
-        return Check("CUDA", "ok", f"no device (CUDA_VISIBLE_DEVICES={visible}), CPU ranks only")
+        shown = printable(f"CUDA_VISIBLE_DEVICES={visible}")
+        return Check("CUDA", "ok", f"no device ({shown}), CPU ranks only")
     if Path("/dev/nvidia0").exists() and "for CUDA" in build:
         cause = f"The driver does not serve OneFlow, which is {build}: see what it says"
         return Check("CUDA", "!!", "a device that OneFlow does not see", cause, "nvidia-smi")

@@ -41,11 +41,13 @@ _ON_A_RANK = "--on-a-rank"
 class Ranks:
     """A program on several ranks: the processes, and what they write.
 
-    ``program`` are the arguments of OneFlow's launcher that name it. At the end of the ``with``
-    block no process is left, nor a log.
+    ``program`` are the arguments of OneFlow's launcher that name it, and ``folder`` is where it
+    runs. At the end of the ``with`` block no process is left, nor a log.
     """
 
-    def __init__(self, number: int, program: list[str], env: dict[str, str]) -> None:
+    def __init__(
+        self, number: int, program: list[str], env: dict[str, str], folder: str | None = None
+    ) -> None:
         self._logs = tempfile.TemporaryDirectory(prefix="ranks-")
         with self._log("launcher").open("wb") as stderr:
             self._process = subprocess.Popen(
@@ -57,6 +59,7 @@ class Ranks:
                 ],
                 # One thread on a single rank too: for several OneFlow's launcher sets it.
                 env={"OMP_NUM_THREADS": "1", **env},
+                cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
@@ -167,6 +170,23 @@ def _print(text: str, stream: TextIO, title: str = "") -> None:
 def environment() -> dict[str, str]:
     """This process's, without what a launcher set in it: a process for which no rank waits."""
     return {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
+
+
+def apart() -> dict[str, str]:
+    """The same for a process in a folder of its own, which finds what this one finds.
+
+    Not what is in the current folder by chance: a ``json.py`` there would be run. Where this
+    process was started by ``python -I``, nothing else that Python's variables name either.
+    """
+    env = environment()
+    if sys.flags.isolated:
+        env = {name: value for name, value in env.items() if not name.startswith("PYTHON")}
+        return {**env, "PYTHONNOUSERSITE": "1"}
+    folders = [os.path.abspath(one) for one in env.get("PYTHONPATH", "").split(os.pathsep) if one]
+    root = str(Path(os.path.abspath(__file__)).parents[2])
+    if root == os.getcwd():  # it may be found there alone
+        folders.append(root)
+    return {**env, "PYTHONPATH": os.pathsep.join(folders)}
 
 
 def free_port() -> int:

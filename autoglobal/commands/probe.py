@@ -12,11 +12,12 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from .installation import LIBRARIES, diagnose, installed, place_of, version_of
-from .launcher import ended_by, environment, last_words
+from .launcher import apart, ended_by, last_words
 
 if TYPE_CHECKING:  # since Python 3.8, on which the doctor runs too, cannot subscript dict
     Findings = dict[str, Any]
@@ -25,13 +26,15 @@ if TYPE_CHECKING:  # since Python 3.8, on which the doctor runs too, cannot subs
 def ask(limit: float) -> Findings:
     """What the other process finds, by name, and under ``ended`` how it failed, if it did."""
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", __name__],
-            env=environment(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=limit,
-        )
+        with tempfile.TemporaryDirectory() as folder:
+            done = subprocess.run(
+                [sys.executable, "-m", __name__],
+                env=apart(),
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=limit,
+            )
         code, out, err = done.returncode, done.stdout, done.stderr
     except subprocess.TimeoutExpired as error:
         code, out, err = None, error.stdout or b"", error.stderr or b""

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from tempfile import TemporaryDirectory
 
 from .installation import Fault
-from .launcher import ONEFLOW_LAUNCHER, Ranks, ended_by, environment, last_words, wait_for_rank_0
+from .launcher import ONEFLOW_LAUNCHER, Ranks, apart, ended_by, last_words, wait_for_rank_0
 
 RANKS = 2
 
@@ -19,8 +20,8 @@ RANKS = 2
 def run(limit: float) -> Fault | None:
     """Run the self-test for at most ``limit`` seconds; what is wrong, or None if it passed."""
     # OneFlow waits two hours for a rank, also where nobody is left to end the job.
-    env = {**environment(), "ONEFLOW_TIMEOUT_SECONDS": str(max(1, int(limit)))}
-    with Ranks(RANKS, ["-m", __name__], env) as ranks:
+    env = {**apart(), "ONEFLOW_TIMEOUT_SECONDS": str(max(1, int(limit)))}
+    with TemporaryDirectory() as folder, Ranks(RANKS, ["-m", __name__], env, folder) as ranks:
         code = ranks.wait(limit)
         if code == 0:
             return None

@@ -253,6 +253,29 @@ class Records:
         owner = self._made.get(id(tensor))
         return owner is not None and owner() is not None
 
+    def are_all_own(self, root: Module) -> bool:
+        """Whether all tensors of a tree are global, and were made so here."""
+        # Not by walk() or store(), because building from the inside out comes here for all below.
+        met: set[int] = set()
+        waiting, made = [root], self._made
+        while waiting:
+            module = waiting.pop()
+            if id(module) in met:
+                continue
+            met.add(id(module))
+            held = module.__dict__
+            if "_is_ddp_module" in held:
+                return False
+            for _, which in TENSOR_STORES:
+                for tensor in (held.get(which) or {}).values():
+                    if tensor is None:
+                        continue
+                    owner = made.get(id(tensor))
+                    if owner is None or owner() is None or not tensor.is_global:
+                        return False
+            waiting += [one for one in (held.get("_modules") or {}).values() if one is not None]
+        return True
+
     def _add_unchanged(self, owner: Module, name: str, entry: _Unchanged) -> None:
         held = ref(owner)
         # It may become global later, under the same name.

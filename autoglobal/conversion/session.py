@@ -11,9 +11,9 @@ from typing import Any
 
 from oneflow import Tensor
 
-from .._compat import this_rank, world_size
+from .._compat import Module, this_rank, world_size
 from .._signals import uninterrupted
-from .._text import one_line
+from .._text import one_line, printable
 from ..errors import (
     DivergenceError,
     LateRuleWarning,
@@ -23,7 +23,7 @@ from ..errors import (
 )
 from ..layout.patterns import Pattern
 from ..layout.rules import Decision
-from ..layout.spec import GlobalSpec
+from ..layout.spec import GlobalSpec, looks_at_global
 from ..layout.unused import Seen, refused, unused_rules
 from ..modules.hook import Assignment, under_way
 from ..modules.registry import STORE_OF, join, store
@@ -158,7 +158,7 @@ class Session:
         plan = Plan(self.spec, self.not_existing(assignment), self._by_rule)
         if kind == "parameter" or kind == "buffer":
             plan.add_tensor(root, module, name, kind, assignment.value)
-        else:
+        elif not self._is_done(assignment.value):
             plan.add_assigned(root, module, name, assignment.value)
         if self.spec.same_placement:
             plan.look_at(root, module, but=name)
@@ -166,6 +166,16 @@ class Session:
         if self.spec.rules.decisions:
             self._learn(plan)
         return plan
+
+    def _is_done(self, module: Module) -> bool:
+        """Whether all in a tree was made global here, and there is nothing else to see in it.
+
+        Building from the inside out assigns each tree to the next one, and to plan all of it anew
+        each time takes several times as long as to look whether that is needed.
+        """
+        spec = self.spec
+        sees = spec.rules.decisions or looks_at_global(spec.existing, spec.same_placement)
+        return not sees and self.records.are_all_own(module)
 
     def _learn(self, plan: Plan) -> None:
         """Note what the rules have done in a plan."""
@@ -411,7 +421,7 @@ def warn_caller(message: str, category: type[Warning]) -> None:
     level = _depth_of_the_caller()
     others = nullcontext() if this_rank() == 0 else warnings.catch_warnings(record=True)
     with others:
-        warnings.warn(message, category, stacklevel=level)
+        warnings.warn(printable(message), category, stacklevel=level)
 
 
 def warn_at(file: str, line: int, message: str, category: type[Warning]) -> None:
@@ -419,7 +429,7 @@ def warn_at(file: str, line: int, message: str, category: type[Warning]) -> None
     if this_rank() == 0:
         # Python's own key in a registry has no file.
         registry = _told.setdefault(file, {})
-        warnings.warn_explicit(message, category, file, line, registry=registry)
+        warnings.warn_explicit(printable(message), category, file, line, registry=registry)
 
 
 _told: dict[str, dict[Any, Any]] = {}

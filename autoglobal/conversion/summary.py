@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .._compat import dtype_name
+from .._text import printable
 from ..layout.sbp import show_sbp
 from .records import Kept, Left, Record, Records
 
@@ -43,7 +44,7 @@ is_logged = _logger.isEnabledFor
 def write_log(level: int, text: Callable[[], str]) -> None:
     """Write one line; an error in it, or of a handler's or a filter's own, goes to stderr."""
     try:
-        _logger.log(level, text(), stacklevel=2)
+        _logger.log(level, printable(text()), stacklevel=2)
     except Exception:
         # As logging.Handler.handleError does, which not every handler gets to.
         if logging.raiseExceptions and sys.stderr is not None:
@@ -98,7 +99,7 @@ class ConversionRecord(Records):
         return _pretty(self._title(), self)
 
     def __repr__(self) -> str:
-        return f"<{self._title()}: {self._counts()}>"
+        return printable(f"<{self._title()}: {self._counts()}>")
 
     def _title(self) -> str:
         return ", ".join(self._titles) or "nothing yet"
@@ -112,11 +113,12 @@ class ConversionRecord(Records):
 
 def _pretty(title: str, records: Records, box: Box | None = HEAVY_HEAD) -> Group:
     """The headline, and a table each of what was converted, kept and left local, if anything."""
-    shown: list[Any] = [Text(f"{title}: {headline(records)}")]
+    shown: list[Any] = [Text(printable(f"{title}: {headline(records)}"))]
     waiting = records.waiting
     if waiting:
         more = f" and {len(waiting) - ROWS} more" * (len(waiting) > ROWS)
-        shown.append(Text(f"to be converted as the block ends: {', '.join(waiting[:ROWS])}{more}"))
+        names = printable(", ".join(waiting[:ROWS]))
+        shown.append(Text(f"to be converted as the block ends: {names}{more}"))
     if records.converted:
         shown.append(_table(box, "converted", records.converted, "sbp", "bytes here"))
         shown += map(Text, _totals(records))
@@ -154,7 +156,7 @@ def _table(
         table.add_column(column, justify=justify, overflow="fold")
     for one in found[:ROWS]:
         # As Text: in a plain string rich would take brackets for its own.
-        table.add_row(*map(Text, _cells(one)))
+        table.add_row(*(Text(printable(cell)) for cell in _cells(one)))
     if len(found) > ROWS:
         table.caption = f"and {len(found) - ROWS} more"
     return table

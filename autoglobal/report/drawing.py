@@ -22,6 +22,7 @@ _CELL_WIDTH, _CELL_HEIGHT = 30, 20
 _SHOWN = 8  # ranks along a dimension of a placement, at most
 _COLUMNS = 3  # tensors side by side, at most
 _GRIDS = 4  # of one placement, at most
+_HEAD = 4096  # bytes in which an SVG file says that it is one
 
 
 def draw(report: Report, path: Any, limit: Any) -> None:
@@ -38,13 +39,29 @@ def draw(report: Report, path: Any, limit: Any) -> None:
     file = _checked(path)
     text = svg(report, limit)
     try:
-        file.write_text(text, encoding="utf-8")
+        lost = _what_is_lost(file)
+        if lost is None:
+            file.write_text(text, encoding="utf-8")
     except (OSError, ValueError) as error:  # ValueError: a character that no path can have
         raise SpecError(
             f"path cannot be written: {getattr(error, 'strerror', None) or error}. Expected: a "
             f".svg file in a folder that exists and can be written to. Received: path={path!r}. "
             "Make the folder, or write another one"
         ) from error
+    if lost is not None:
+        raise SpecError(
+            f"path must be a new file or an SVG picture. Received: path={path!r}, {lost}. Write "
+            "another one, or remove what is there"
+        )
+
+
+def _what_is_lost(file: Path) -> str | None:
+    """What a picture would overwrite, or make elsewhere, if it is not a picture again."""
+    if not file.is_file():
+        return "a link to what is not there" if file.is_symlink() else None
+    with file.open("rb") as stream:
+        head = stream.read(_HEAD)
+    return "a file that is no SVG picture" if head and b"<svg" not in head else None
 
 
 def _checked(path: Any) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
+from .._text import printable
 from ..conversion.session import Session
 from ..conversion.summary import ConversionRecord
 from ..layout.spec import GlobalSpec, looks_at_global
@@ -89,7 +90,8 @@ class ActiveScope(Frame, ConversionRecord):
         return [] if self.deferred is None else self.deferred.waiting()
 
     def __repr__(self) -> str:
-        return f"<{self._title()}, {'closed' if self.closed else 'open'}: {self._counts()}>"
+        state = "closed" if self.closed else "open"
+        return printable(f"<{self._title()}, {state}: {self._counts()}>")
 
     def _title(self) -> str:
         return f"global_scope({self.spec.placement}, {self.spec.rules})"

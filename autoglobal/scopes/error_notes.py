@@ -11,6 +11,7 @@ from types import FrameType
 
 from oneflow import nn
 
+from .._text import printable
 from ..errors import AutoglobalError
 from ..modules.tree import tensors
 
@@ -35,7 +36,7 @@ def add_note(error: BaseException, at_once: bool) -> None:
         return
     note = _note(text, _frames(error), at_once)
     if note is not None:
-        error.args = (f"{text}\n{MARK}{note}", *error.args[1:])
+        error.args = (f"{text}\n{MARK}{printable(note)}", *error.args[1:])
 
 
 def _note(text: str, frames: list[FrameType], at_once: bool) -> str | None:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Optional
+from weakref import ref
 
 from .. import _compat
 from .._compat import Module
@@ -20,18 +21,28 @@ if TYPE_CHECKING:
 
 
 class Origin:
-    """Where a scope was opened: a process, a thread, and the asyncio task in it if there is one."""
+    """Where a scope was opened: a process, a thread, and the asyncio task in it if there is one.
+
+    It keeps none of these alive, because a record of a scope may be kept for long, and a task holds
+    whatever its coroutine did.
+    """
 
     def __init__(self) -> None:
         self._process = os.getpid()
-        self._thread = threading.current_thread()
-        self._task = _current_task()
+        self._thread = ref(threading.current_thread())
+        task = _current_task()
+        self._task = None if task is None else ref(task)
 
     def is_here(self) -> bool:
-        return self._thread is threading.current_thread() and self._task is _current_task()
+        task = None if self._task is None else self._task()
+        return self._thread() is threading.current_thread() and task is _current_task()
 
     def has_ended(self) -> bool:
-        return not self._thread.is_alive() or (self._task is not None and self._task.done())
+        thread = self._thread()
+        if thread is None or not thread.is_alive():
+            return True
+        task = None if self._task is None else self._task()
+        return self._task is not None and (task is None or task.done())
 
     def is_before_fork(self) -> bool:
         return self._process != os.getpid()

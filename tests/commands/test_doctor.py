@@ -16,6 +16,7 @@ import pty
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import oneflow
@@ -319,3 +320,29 @@ def test_what_is_needed_is_what_is_declared():
     needs = declared["options"]["install_requires"].split()
     lowest = {name: ".".join(map(str, version)) for name, version in installation.LIBRARIES.items()}
     assert needs == [f"{name}>={version}" if version else name for name, version in lowest.items()]
+
+
+@pytest.mark.parametrize("isolated", [True, False], ids=["isolated", "not"])
+def test_what_lies_in_the_current_folder_is_not_run(tmp_path, isolated):
+    """A ``json.py`` there would be imported by each process that the doctor starts."""
+    for name in ("json", "tqdm", "contextlib", "numpy"):
+        write(tmp_path / f"{name}.py", f"open({str(tmp_path / 'was_run')!r}, 'a').write('{name} ')")
+    env = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
+    # By the program's file, since "-m" would put the current folder before Python's own modules.
+    begin = "import sys; sys.path = [one for one in sys.path if one]; "
+    begin += "from autoglobal.commands.cli import main; sys.exit(main(['doctor']))"
+    options = ["-I"] if isolated else []
+    if not isolated:
+        env["PYTHONPATH"] = str(Path(autoglobal.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, *options, "-c", begin], cwd=tmp_path, env=env, capture_output=True
+    )
+    assert not (tmp_path / "was_run").exists(), (tmp_path / "was_run").read_text()
+    assert done.returncode == 0, done.stdout
+
+
+def test_what_variables_hold_is_printed_as_text():
+    variables = {"MASTER_ADDR": "\x1b[31m\nok  all", "MASTER_PORT": "1", "WORLD_SIZE": "2"}
+    found = doctor.launcher({**variables, "RANK": "0"}).found
+    assert found.isprintable()
+    assert "all" in found

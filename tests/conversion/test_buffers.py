@@ -7,7 +7,8 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
-from autoglobal import global_scope
+from autoglobal import global_scope, local_to_global
+from autoglobal.conversion import apply
 from tests.helpers.support import (
     S0,
     S1,
@@ -16,6 +17,7 @@ from tests.helpers.support import (
     assert_global,
     assert_local,
     counted,
+    global_names,
     local_names,
     parameter,
     tensor,
@@ -152,3 +154,23 @@ def test_batch_norm_takes_a_training_step(P, sbp):
         assert found.sbp == (sbp,)
         np.testing.assert_allclose(found.detach().numpy(), expected, atol=1e-5)
         assert np.abs(expected - (name == "weight")).max() > 1e-3
+
+
+@pytest.mark.ranks(1)
+def test_many_buffers_are_looked_through_once():
+    """Calls are counted, not seconds: what is remembered of each buffer was compared with each."""
+    looked = []
+    find = apply._held_by_none_but
+
+    def counting(pairs):
+        looked.append(len(pairs))
+        return find(pairs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(apply, "_held_by_none_but", counting)
+        m = Model()
+        for index in range(1000):
+            m.register_buffer(f"b{index}", tensor(counted(2)))
+        local_to_global(m, flow.placement("cpu", [0]), B)
+    assert global_names(m) == [f"b{index}" for index in range(1000)]
+    assert sum(looked) < 5 * 1000

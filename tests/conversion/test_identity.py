@@ -6,7 +6,7 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
-from autoglobal import global_scope
+from autoglobal import global_scope, local_to_global
 from tests.helpers.support import (
     S0,
     B,
@@ -228,3 +228,32 @@ def test_a_write_to_the_converted_parameter_leaves_the_callers_tensor(P, rank):
         m.new = nn.Parameter(t)
     m.new.data.fill_(5)
     assert_local(t, A + 1000 * rank)
+
+
+class ReadOnly(nn.Parameter):
+    """Its data cannot be set, which is no business of whoever changes the tensor itself."""
+
+    @property
+    def data(self):
+        return self.detach()
+
+
+@pytest.mark.in_place
+@pytest.mark.parametrize("how", ["assign", "call"])
+def test_a_subclass_whose_data_cannot_be_set(P, how):
+    m = Model()
+    m.before, m.after = parameter(A), parameter(A)
+    m.new = own = ReadOnly(tensor(A))
+    if how == "call":
+        local_to_global(m, P, S0)
+    else:
+        outer = Model()
+        with global_scope(P, S0):
+            outer.sub = m
+    assert local_names(m) == []
+    assert m.new is own
+    assert_global(m.new, A, P, S0)
+    # One Parameter decides nothing for the others.
+    with global_scope(P, S0):
+        m.next = p = parameter(A)
+    assert m.next is p

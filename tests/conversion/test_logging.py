@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import sys
 from logging import DEBUG, INFO, WARNING
 
 import oneflow as flow
 import pytest
 from oneflow import nn
 
-from autoglobal import auto_global, global_scope, local_to_global
+from autoglobal import (
+    ConversionError,
+    ConversionRecord,
+    UnusedRuleWarning,
+    auto_global,
+    global_scope,
+    local_to_global,
+)
 from autoglobal.ranks import collectives
 from tests.helpers.support import (
     S0,
@@ -20,7 +29,10 @@ from tests.helpers.support import (
     error_of,
     global_names,
     linear,
+    local_names,
     parameter,
+    tensor,
+    warns,
 )
 
 A = counted(8, 4)
@@ -266,3 +278,59 @@ def test_lines_hold_text_alone(P, log):
         assert isinstance(record.msg, str)
         assert not record.args
         assert record.name == "autoglobal"
+
+
+class Broken(io.StringIO):
+    def write(self, text):
+        raise OSError("no space left on device")
+
+    flush = close = write
+
+
+def test_a_bar_that_cannot_be_shown_stops_no_rank(P, monkeypatch):
+    """The ranks have agreed by then: where rank 0 failed the others would be global."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", Broken())
+        local_to_global(model, P, B, progress=True)
+    assert local_names(model) == []
+
+
+CLASS = "Model\n2026-01-01 INFO all is well\x1b[31m"
+FORGED = f"{CLASS}\udc80"  # which no class can be called
+
+
+@pytest.mark.parametrize("when", ["assign", "exit"])
+def test_names_reach_a_terminal_as_text(P, when, log):
+    """A line break in a name would forge a line of the log, and a code colour the terminal."""
+    lines = log(DEBUG)
+    kind = type(CLASS, (Model,), {})
+    m = kind()
+    with global_scope(P, {"*": B}, when=when) as scope:
+        setattr(m, FORGED, parameter(A))
+        m.sub = kind()
+        waiting = str(scope)
+    m.table = Model()
+    left = kind()
+    left.register_buffer(FORGED, tensor(A))
+    with global_scope(P, B, buffers=False) as other:
+        m.sub = left
+    record = ConversionRecord()
+    local_to_global(kind(), P, B, record=record)
+    shown = [waiting, repr(scope), repr(record), *map(str, (scope, other, record))]
+    for text in (*shown, *lines.lines(DEBUG), *lines.lines(INFO)):
+        for line in text.splitlines():
+            assert line.isprintable(), ascii(line)
+            assert not line.startswith("2026"), line
+
+
+def test_errors_and_warnings_are_one_line_that_can_be_printed(P):
+    m = type(CLASS, (Model,), {})()
+    with global_scope(P, S0), pytest.raises(ConversionError) as caught:
+        setattr(m, FORGED, parameter(counted(0, 4)))
+    assert str(caught.value).isprintable()
+    assert "all is well" in str(caught.value)
+    setattr(m, FORGED, parameter(A))
+    with warns(UnusedRuleWarning) as told:
+        local_to_global(m, P, {f"{FORGED}x": S0, "*": B})
+    assert all(str(one.message).isprintable() for one in told)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import oneflow as flow
 from oneflow import nn
@@ -48,6 +50,20 @@ def decorated(function):
 
 def drawn(path="m.svg", **options):
     return lambda: describe(linear(A)).draw(path, **options)
+
+
+def over_a_text():
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "text.svg")
+        file.write_text("not to be lost")
+        drawn(file)()
+
+
+def through_a_link():
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "link.svg")
+        file.symlink_to("elsewhere.svg")
+        drawn(file)()
 
 
 def following_a_module():
@@ -288,6 +304,8 @@ CASES = {
         (drawn(limit="all"), "limit='all'"),
         (drawn(limit=0), "limit=0"),
         (drawn("/no/such/folder/m.svg"), "path='/no/such/folder/m.svg'"),
+        (over_a_text, "text.svg", "no SVG picture"),
+        (through_a_link, "link.svg", "a link to what is not there"),
     ],
     "drawing.py _checked": [(drawn(3), "path=3"), (drawn("m.png"), "path='m.png'", "'m.svg'")],
     "rows.py at_path": [(lambda: describe(linear(A))["wieght"], "Linear", "'weight'")],

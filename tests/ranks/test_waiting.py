@@ -26,8 +26,10 @@ LATE = 15  # seconds after which no rank may be waiting any more
 GIVEN_UP = 124  # the exit code of a rank that has given up waiting
 
 START = """
-import os, random, signal, subprocess, sys, threading, time
+import atexit, os, random, signal, subprocess, sys, threading, time
 import oneflow as flow
+atexit.register(lambda: last())
+last = lambda: None
 from autoglobal import global_scope
 from autoglobal.commands.launcher import free_port, launch
 from tests.helpers.support import S0, Model, assert_global, counted, parameter
@@ -62,6 +64,51 @@ with global_scope(P, S0, timeout=2):
     while True:
         now_waiting()
         m.new = parameter(W + rank)
+""",
+    # Both are stopped for longer than the limit, as a batch system does with a whole job.
+    "suspended": """
+with global_scope(P, S0, timeout=2):
+    m.first = parameter(W)
+    threading.Timer(0.5, stop, (4,)).start()
+    if rank == 1:
+        time.sleep(1)
+    m.second = parameter(W + 1000 * rank)
+assert_global(m.second, W, P, S0)
+""",
+    "slow": """
+with global_scope(P, S0, timeout=60):
+    m.first = parameter(W)
+    if rank == 1:
+        time.sleep(11.8)
+    m.second = parameter(W)
+""",
+    # What was registered before autoglobal was imported runs after autoglobal's own function.
+    "at exit": """
+def last():
+    now_waiting()
+    if rank == 1:
+        time.sleep(60)
+    with global_scope(P, S0, timeout=2):
+        m.new = parameter(W)
+with global_scope(P, S0, timeout=2):
+    m.first = parameter(W)
+""",
+    "interrupted": """
+import signal
+with global_scope(P, S0, timeout=2):
+    m.first = parameter(W)
+    if rank == 0:
+        threading.Timer(0.5, signal.raise_signal, (signal.SIGINT,)).start()
+    else:
+        time.sleep(1)
+    try:
+        m.second = parameter(W)
+        assert rank == 1
+    except KeyboardInterrupt:
+        assert rank == 0
+    assert_global(m.second, W, P, S0)
+    time.sleep(3.5)
+    m.third = parameter(W)
 """,
     # OneFlow's own limit is shorter: it is set for this one program.
     "elsewhere": """
@@ -121,7 +168,7 @@ def ended(code: int, out: str, err: str) -> Ended:
 def jobs(tmp_path_factory) -> dict[str, list[Ended]]:
     """All programs at once, so that they wait at the same time; by their names."""
     folder, shown = tmp_path_factory.mktemp("jobs"), io.StringIO()
-    by_hand = ["stopped", "killed"]
+    by_hand = [name for name in PROGRAMS if name != "elsewhere"]
     with ThreadPoolExecutor(len(by_hand)) as threads:
         done = threads.map(lambda name: run(folder, name), by_hand)
         program = folder / "elsewhere.py"
@@ -150,6 +197,34 @@ def test_a_peer_that_is_stopped_for_longer_than_the_limit(jobs):
     assert_gave_up(first, 0, r"\bModel\.third\b")
     assert second.code not in (0, -signal.SIGKILL), second.stderr
     assert second.seconds < LATE
+
+
+@pytest.mark.ranks(1)
+def test_ranks_that_are_stopped_together_have_not_waited(jobs):
+    for rank in jobs["suspended"]:
+        assert (rank.code, rank.lines) == (0, []), rank.stderr
+
+
+@pytest.mark.ranks(1)
+def test_who_waits_for_long_says_for_whom_before_the_end(jobs):
+    first, second = jobs["slow"]
+    assert (first.code, second.code, second.lines) == (0, 0, [])
+    (line,) = first.lines
+    assert re.search(r"rank 0, .*Model\.second: still waiting for rank 1 \(1\d s of 60 s\)$", line)
+
+
+@pytest.mark.ranks(1)
+def test_a_wait_at_the_end_of_the_program_ends_as_well(jobs):
+    first, _ = jobs["at exit"]
+    assert first.code == GIVEN_UP, first.stderr
+    assert_gave_up(first, 0, r"\bModel\.new\b")
+
+
+@pytest.mark.ranks(1)
+def test_an_interrupt_while_waiting_leaves_no_watch_behind(jobs):
+    """It comes as the wait is over, what was agreed on is done, and nobody is waited for then."""
+    for rank in jobs["interrupted"]:
+        assert (rank.code, rank.lines) == (0, []), rank.stderr
 
 
 @pytest.mark.ranks(1)

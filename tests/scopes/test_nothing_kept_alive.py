@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import gc
 import sys
+import threading
 import weakref
+from types import FrameType, FunctionType, ModuleType
 
 import oneflow as flow
 import pytest
@@ -239,3 +242,40 @@ def test_a_closed_scope_goes_by_reference_counts(P, when):
         assert gone() is None
     finally:
         gc.enable()
+
+
+def reachable(root) -> list:
+    """All that is held by an object, but for what any module, class or function holds."""
+    found, waiting, met = [], [root], set()
+    while waiting:
+        one = waiting.pop()
+        if id(one) in met or isinstance(one, (type, ModuleType, FunctionType)):
+            continue
+        met.add(id(one))
+        found.append(one)
+        waiting += gc.get_referents(one)
+    return found
+
+
+@WHEN
+@pytest.mark.parametrize("opened", ["scope", "local"])
+def test_a_record_that_is_kept_holds_neither_its_task_nor_its_thread(P, when, opened):
+    """A task holds what its coroutine did, and so the model."""
+    kept, tasks = [], []
+
+    async def build():
+        model = Model()
+        with global_scope(P, S0, when=when) as scope:
+            model.new = Tagged(tensor(A))
+            with local_scope() as inner:
+                model.other = Tagged(tensor(A))
+        kept.append(scope if opened == "scope" else inner)
+        tasks.append(weakref.ref(asyncio.current_task()))
+        return model
+
+    model = asyncio.run(build())
+    reference = weakref.ref(model)
+    del model
+    assert alive([*tasks, reference]) == []
+    kinds = (asyncio.Task, threading.Thread, FrameType, nn.Module, flow.Tensor)
+    assert [one for one in reachable(kept[0]) if isinstance(one, kinds)] == []
