@@ -34,6 +34,8 @@ HEAD_START = 2.0  # seconds that rank 0 gets at most, since a program may not us
 _NOISE = ("libibverbs not available", "cuda_device_descriptor_class.cpp", "rpc_client.cpp")
 # A Python exception, a check of OneFlow's C++ that has failed, or autoglobal's own watchdog.
 _REASON = re.compile(r"[\w.]*(Error|Exception): |F\d{8} .*Check failed|autoglobal: ")
+# What OneFlow, and Python, write as a process aborts.
+_FATAL = re.compile(r"F\d{8} |Fatal Python error: |autoglobal: ")
 # The argument by which this file, run as a script, knows that it is on a rank.
 _ON_A_RANK = "--on-a-rank"
 
@@ -158,6 +160,13 @@ def launch(
                     _print(job.written(rank, stream), sys.stderr, title)
             elif show_all and rank > 0:
                 _print(job.written(rank, "stdout"), sys.stdout)
+        if code != 0:
+            # Once more at the end, which is what is left of a long log.
+            for rank in range(ranks):
+                fatal = [
+                    one for one in job.written(rank, "stderr").splitlines() if _FATAL.match(one)
+                ]
+                _print("\n".join(fatal), sys.stderr, f"--- rank {rank}, what ended it ---\n")
         sys.stdout.flush()
         return code
 

@@ -315,6 +315,27 @@ def _prune() -> None:
         gc.callbacks.remove(_at_collection)
 
 
+def carry_ties() -> None:
+    """Put new Parameters where modules that were not converted themselves hold the old ones.
+
+    Such a module was built under ``local_scope()``, or hangs in no tree yet. In place the one
+    Parameter would have become global for it too.
+    """
+    held = set(_replaced) - set(_held_by_none_but(_replaced))
+    if not held:
+        return
+    # By type(), because isinstance() asks a proxy for its class, which may be anybody's code.
+    modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
+    for module in modules:
+        for name, tensor in list(store(module, "_parameters").items()):
+            if id(tensor) in held:
+                new = _replaced[id(tensor)][1]
+                store(module, "_parameters")[name] = new
+                if has_own_methods(module, _SETTERS):
+                    with suppress(Exception):
+                        _assign_by_its_class(module, name, new)
+
+
 def _references(one: object) -> int:
     return sys.getrefcount(one)
 

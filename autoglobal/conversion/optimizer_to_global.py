@@ -10,11 +10,12 @@ from typing import Any, TypeVar
 import oneflow as flow
 
 from .._compat import Module, Tensor, this_rank
+from .._signals import uninterrupted
 from .._text import short_repr
 from ..errors import ConversionError, SpecTypeError, SplitUpdateWarning, UnconvertedWarning
 from ..layout.placement import PlacementLayout, Shape, layout_of
 from ..layout.sbp import BROADCAST, show_sbp, split_axis
-from ..layout.spec import TIMEOUT
+from ..layout.spec import TIMEOUT, check_options
 from ..modules.tree import tensors
 from ..ranks.agreement import Proposal, Statement, agree
 from ..ranks.collectives import all_gather
@@ -25,7 +26,9 @@ from .session import level, tell_refused, warn_caller
 O = TypeVar("O")  # noqa: E741
 
 
-def optimizer_to_global(optimizer: O, state_dict: Mapping[str, Any] | None = None) -> O:
+def optimizer_to_global(
+    optimizer: O, state_dict: Mapping[str, Any] | None = None, *, timeout: float = TIMEOUT
+) -> O:
     """Bring the state of an optimizer to where its Parameters are now; return the optimizer.
 
     ::
@@ -58,12 +61,17 @@ def optimizer_to_global(optimizer: O, state_dict: Mapping[str, Any] | None = Non
         state_dict: what the optimizer of a local model has given as ``state_dict()``, to be loaded
             first: OneFlow's own ``load_state_dict`` raises "Only local tensors have 'device'" where
             a Parameter is global and its state is local (huggingface/accelerate#4142).
+        timeout: how many seconds to wait for another rank, as in
+            :class:`autoglobal.global_scope`.
 
     Raises:
         SpecTypeError: ``optimizer`` is not a ``flow.optim.Optimizer``, or ``state_dict`` not what
-            one gives.
+            one gives, or ``timeout`` is no number.
+        SpecError: ``timeout`` is not more than 0, or not finite.
         ConversionError: a state tensor has another shape than its Parameter; raised on all ranks,
             and nothing has changed.
+        DivergenceError: the ranks' optimizers do not hold the same states; on every rank. One that
+            holds none is not heard, and the others wait for ``timeout`` seconds.
         ValueError: OneFlow's own, of a ``state_dict`` of other groups of Parameters.
 
     Warns:
@@ -72,18 +80,20 @@ def optimizer_to_global(optimizer: O, state_dict: Mapping[str, Any] | None = Non
             Both on rank 0 alone.
     """
     check_optimizer(optimizer)
+    check_options({"timeout": timeout})
     if state_dict is None:
-        follow(optimizer)
+        follow(optimizer, timeout)
     else:
-        _load(optimizer, state_dict)
+        _load(optimizer, state_dict, timeout)
     return optimizer
 
 
-def follow(optimizer: Any, timeout: float = TIMEOUT) -> None:
+def follow(optimizer: Any, timeout: float) -> None:
     """Bring its state to where its Parameters are; agree on that before anything changes."""
     following = _Follow(optimizer, timeout)
-    following.agree()
-    following.apply()
+    with uninterrupted:
+        following.agree()
+        following.apply()
     _warn(optimizer, [*following.parameters()])
 
 
@@ -119,7 +129,7 @@ def check_states(optimizer: Any, module: Module) -> None:
                 )
 
 
-def _load(optimizer: Any, state_dict: Any) -> None:
+def _load(optimizer: Any, state_dict: Any, timeout: float) -> None:
     """Load a state dict and let it follow; where that cannot be, all is as it was."""
     if not _is_state_dict(state_dict):
         raise SpecTypeError(
@@ -132,7 +142,7 @@ def _load(optimizer: Any, state_dict: Any) -> None:
         # OneFlow loads the options, and cannot load local tensors.
         optimizer.load_state_dict({**state_dict, "state": {}})
     except Exception as error:
-        tell_refused(f"optimizer_to_global of {type(optimizer).__name__}", error, True, TIMEOUT)
+        tell_refused(f"optimizer_to_global of {type(optimizer).__name__}", error, True, timeout)
         raise
     try:
         saved = [index for group in state_dict["param_groups"] for index in group["params"]]
@@ -141,7 +151,7 @@ def _load(optimizer: Any, state_dict: Any) -> None:
             held.get(key, key): _copied(value, held[key]) if key in held else value
             for key, value in state_dict["state"].items()
         }
-        follow(optimizer)
+        follow(optimizer, timeout)
     except BaseException:
         optimizer.load_state_dict({"state": {}, "param_groups": groups})
         optimizer._state = state
@@ -318,8 +328,9 @@ class _Follow:
                 proposal.options += [f"placement={layout.placement}", f"sbp={show_sbp(sbp)}"]
             # A shard needs no more agreement: its logical shape is the Parameter's.
             convert_batch([one for one in batch if one.state != "shard"], proposal)
-            for state, conversion in zip(self._states, batch):
+            for conversion in batch:
                 conversion.convert()
+            for state, conversion in zip(self._states, batch):
                 state.holder[state.name] = conversion.result
         for group in self._optimizer.param_groups:
             for p, parameter in enumerate(group.parameters):

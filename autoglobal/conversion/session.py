@@ -38,7 +38,7 @@ from ..ranks.agreement import (
     note_undone,
 )
 from ..ranks.collectives import can_meet
-from .apply import ReplacedBuffers, apply_plan
+from .apply import ReplacedBuffers, apply_plan, carry_ties
 from .plan import ByRule, Plan, PlannedTensor, conflict
 from .records import Records, mark
 from .summary import DEBUG, INFO, headline, is_logged, write_log
@@ -74,6 +74,7 @@ class Session:
         self._late: dict[Pattern, str] = {}
         self._kept_otherwise: dict[Pattern, str] = {}
         self.scope_level = 0  # of a call
+        self._is_whole = False  # not one assignment of several, as of a decorated class
         self._is_over = False  # the other ranks wait for nothing more of it
         self._watches = False  # for errors of OneFlow's own, inside of running()
         self._oneflows: BaseException | None = None  # such an error
@@ -81,6 +82,7 @@ class Session:
     def open(self, scope_level: int) -> None:
         """The session is that of a scope, which is so deep inside of others."""
         self.scope_level = scope_level
+        self._is_whole = True
         forget_parting(scope_level)
 
     @property
@@ -220,6 +222,7 @@ class Session:
         session has nothing else to do.
         """
         title = Statement(path, what)
+        self._is_whole = True
         # No caller holds the plan, because the plan holds the tensors that are replaced.
         plan = Plan(self.spec)
         take_in(plan)
@@ -338,6 +341,8 @@ class Session:
     def _let_go(self) -> None:
         """Let go of every tensor and module."""
         self.records.settle()
+        if self._is_whole:
+            carry_ties()
         self._buffers.close()
         self._own.clear()
         self._by_rule.clear()

@@ -212,3 +212,26 @@ def test_what_was_put_before_a_class_refuses_is_put_back(P, rank, world, refuses
         sub.choosy.is_choosy = False
         m.sub = sub
     assert local_names(m) == []
+
+
+@pytest.mark.parametrize("when", ["assign", "exit", "call"])
+@pytest.mark.parametrize("built", ["in no tree yet", "in a local scope"])
+def test_a_tie_to_a_module_that_was_not_converted_itself(P, when, built):
+    """In place the one Parameter would be global for both."""
+    m, other = Model(), nn.LSTM(4, 4)
+    p = parameter(counted(16, 4))
+    if when == "call":
+        m.new = other.weight_hh_l0 = p
+        local_to_global(m, P, S0)
+    else:
+        with global_scope(P, S0, when=when):
+            m.new = p
+            if built == "in a local scope":
+                with local_scope():
+                    other.weight_hh_l0 = p
+            else:
+                other._parameters["weight_hh_l0"] = p
+    assert other.weight_hh_l0 is m.new
+    assert_global(m.new, counted(16, 4), P, S0)
+    assert other.weight_ih_l0.is_local
+    assert any(one is m.new for weights in other.all_weights for one in weights)

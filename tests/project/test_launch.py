@@ -30,6 +30,24 @@ def test_a_rank_that_fails_is_shown(tmp_path, capfd):
     assert "own words" in capfd.readouterr().err
 
 
+def test_what_made_a_rank_abort_stands_at_the_end(tmp_path, capfd):
+    """A log of which only the end is kept has to tell it, whichever rank it was."""
+    text = """
+if rank == 0:
+    print("all of rank 0", flush=True)
+    time.sleep(60)
+print("F20260101 00:00:00.1 2 transport.cpp:80] Check failed: size == 3", file=sys.stderr)
+print("and much more\\n" * 100, file=sys.stderr, flush=True)
+os.abort()
+"""
+    assert launch(2, program(tmp_path, text), limit=60) not in (0, TIMED_OUT)
+    shown = capfd.readouterr().err
+    assert "all of rank 0" in shown
+    last = shown.splitlines()[-2:]
+    assert last[0] == "--- rank 1, what ended it ---"
+    assert last[1].endswith("Check failed: size == 3")
+
+
 def test_a_rank_that_hangs_ends_the_run(tmp_path, capfd):
     argv = program(tmp_path, "print('before', rank, flush=True)\nif rank == 1: time.sleep(60)")
     assert launch(2, argv, limit=4) == TIMED_OUT
