@@ -109,9 +109,9 @@ class global_scope(ScopeContext[ActiveScope]):
             differ the first rank's values are sent. False: the ranks are trusted to hold equal
             copies, or shards of equal shape, and nothing is compared or sent.
         timeout: how many seconds to wait for another rank in one of these messages (less where
-            ``ONEFLOW_TIMEOUT_SECONDS`` is smaller). After that the process says on stderr what it
-            was converting and for whom it waits, and ends with exit code 124: a wait inside
-            OneFlow cannot be given up.
+            ``ONEFLOW_TIMEOUT_SECONDS`` is smaller). After 10 seconds the process says on stderr for
+            whom it waits. At the limit it says what it was converting, and ends with exit code 124:
+            a wait inside OneFlow cannot be given up, by Ctrl-C neither.
         unused: what to do with a pattern of ``sbp`` that decides for no tensor: ``"warn"``, or
             ``"error"`` for a ConversionError on every rank: with ``when="exit"`` before anything
             has changed, else as the block ends.
@@ -128,7 +128,8 @@ class global_scope(ScopeContext[ActiveScope]):
             main thread.
         DivergenceError: the ranks do not make the same assignments; on every rank, and nothing has
             changed. Raised by the assignment or as the block ends. Where one rank has left the
-            block by an exception of its own, that one keeps it.
+            block by an exception of its own, that one keeps it, and nothing more becomes global in
+            it on the others, whatever they catch. Outside of it the ranks meet again.
 
     Warns:
         UnusedRuleWarning: a pattern of ``sbp`` has decided for no tensor by the time the scope
