@@ -35,7 +35,7 @@ _NOISE = ("libibverbs not available", "cuda_device_descriptor_class.cpp", "rpc_c
 # A Python exception, a check of OneFlow's C++ that has failed, or autoglobal's own watchdog.
 _REASON = re.compile(r"[\w.]*(Error|Exception): |F\d{8} .*Check failed|autoglobal: ")
 # What OneFlow, and Python, write as a process aborts.
-_FATAL = re.compile(r"F\d{8} |Fatal Python error: |autoglobal: ")
+_FATAL = re.compile(r"F\d{8} |Fatal Python error: ")
 # The argument by which this file, run as a script, knows that it is on a rank.
 _ON_A_RANK = "--on-a-rank"
 

@@ -230,7 +230,13 @@ class Session:
         if self.spec.rules.decisions:
             self._learn(plan)
         self._conflicts += [text for _, text in plan.conflicts]
-        self.warn([text for _, text in plan.in_one_memory()] if plan.is_due else ())
+        shared: list[str] = []
+        if plan.is_due:
+            proposal = Proposal(event, title, self.spec.timeout, self.level)
+            # To see where memory lies waits for what is under way, such as a value from a rank.
+            with proposal.waiting() if can_meet() else nullcontext():
+                shared = [text for _, text in plan.in_one_memory()]
+        self.warn(shared)
         with uninterrupted:
             changing, sent = self._apply(plan, event, title, **how)
             self._note(plan, title, changing, 0, sent)

@@ -185,8 +185,9 @@ def convert_batch(
             _finish(_read(digested))
             _convert(batch, progress)
             return
-        compared = _state(batch, proposal, digested)
-        agreement = agree(proposal)
+        with proposal.waiting():  # as well for what the event before has left under way
+            compared = _state(batch, proposal, digested)
+            agreement = agree(proposal)
         with proposal.waiting() as wait:
             shards = [one for one in batch if _is_checked_shard(one)]
             # With equal shapes too where they are empty, as then they are on all ranks.

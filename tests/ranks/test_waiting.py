@@ -65,6 +65,20 @@ with global_scope(P, S0, timeout=2):
         now_waiting()
         m.new = parameter(W + rank)
 """,
+    # It is stopped where it is about to receive a value: nobody waits for that before the next one.
+    "stopped on the way": """
+def stop_there(frame, event, _):
+    if frame.f_code.co_name == "scatter":
+        sys.setprofile(None)
+        stop(5)
+with global_scope(P, S0, timeout=2):
+    m.first = parameter(W + 1000 * rank)
+    if rank == 1:
+        sys.setprofile(stop_there)
+    m.second = parameter(W + 1000 * rank)
+    now_waiting()
+    m.third = parameter(W + 1000 * rank)
+""",
     # Both are stopped for longer than the limit, as a batch system does with a whole job.
     "suspended": """
 with global_scope(P, S0, timeout=2):
@@ -197,6 +211,13 @@ def test_a_peer_that_is_stopped_for_longer_than_the_limit(jobs):
     assert_gave_up(first, 0, r"\bModel\.third\b")
     assert second.code not in (0, -signal.SIGKILL), second.stderr
     assert second.seconds < LATE
+
+
+@pytest.mark.ranks(1)
+def test_a_peer_that_is_stopped_before_it_has_a_value(jobs):
+    first, _ = jobs["stopped on the way"]
+    assert first.code == GIVEN_UP, first.stderr
+    assert_gave_up(first, 0, r"\bModel\.third\b")
 
 
 @pytest.mark.ranks(1)
