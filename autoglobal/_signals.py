@@ -6,9 +6,11 @@ raises, as Ctrl-C does, comes out of there.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
+from threading import get_ident
 from types import FrameType, TracebackType
 from typing import Any, Callable
 
@@ -41,7 +43,7 @@ class _Uninterrupted:
         self._waits: Handler = self._note
 
     def __enter__(self) -> None:
-        if threading.get_ident() != threading.main_thread().ident:
+        if get_ident() != _main:
             return
         if self._depth:
             self._depth += 1
@@ -63,7 +65,7 @@ class _Uninterrupted:
         error: BaseException | None,
         frames: TracebackType | None,
     ) -> None:
-        if threading.get_ident() != threading.main_thread().ident:
+        if get_ident() != _main:
             return
         if self._depth > 1:
             self._depth -= 1
@@ -81,7 +83,7 @@ class _Uninterrupted:
     def _put_back(self) -> None:
         # SIGINT last, so that nothing is left to do once it may come again.
         for one, known in reversed(self._handlers):
-            if getsignal(one) == self._waits:  # else the program has set another one meanwhile
+            if getsignal(one) is self._waits:  # else the program has set another one meanwhile
                 set_handler(one, known)
 
     def _note(self, which: int, frame: FrameType | None) -> None:
@@ -98,3 +100,13 @@ class _Uninterrupted:
 
 
 uninterrupted = _Uninterrupted()
+
+_main = threading.main_thread().ident
+
+
+def _after_fork_in_child() -> None:
+    global _main
+    _main = get_ident()  # the thread that forked is the child's main thread
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
