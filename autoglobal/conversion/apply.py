@@ -242,7 +242,7 @@ def _assign_by_its_class(owner: Module, name: str, new: Tensor) -> None:
 
 
 _SETTERS = ("__setattr__",)
-_SOME = 8  # replaced buffers
+_FEW = 64  # replaced buffers
 
 
 class ReplacedBuffers:
@@ -252,7 +252,7 @@ class ReplacedBuffers:
         # OneFlow's tensors take no weak reference. The old one is kept, because another tensor
         # could have its id afterwards.
         self._pairs: dict[int, tuple[Tensor, bytes, Tensor]] = {}
-        self._many = _SOME
+        self._many = 0
 
     def has(self, old: Tensor) -> bool:
         """Whether ``old`` was replaced before."""
@@ -272,12 +272,12 @@ class ReplacedBuffers:
         return now if same and now.placement == planned.layout.placement else None
 
     def remember(self, old: Tensor, digest: bytes | None, new: Tensor) -> None:
-        # Who drops what it has registered cannot register it again. Looked for as often as there
-        # are twice as many, because each time looks at all of them.
-        if len(self._pairs) >= self._many:
+        # Who drops what it has registered cannot register it again. Where there are many they are
+        # looked through as often as there are twice as many, because that looks at all of them.
+        if len(self._pairs) < _FEW or len(self._pairs) >= self._many:
             for key in _held_by_none_but(self._pairs):
                 del self._pairs[key]
-            self._many = max(_SOME, 2 * len(self._pairs))
+            self._many = 2 * len(self._pairs)
         if digest is not None:
             self._pairs[id(old)] = (old, digest, new)
 

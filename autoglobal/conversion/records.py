@@ -264,7 +264,7 @@ class Records:
                 continue
             met.add(id(module))
             held = module.__dict__
-            if "_is_ddp_module" in held:
+            if held.get("_is_ddp_module"):
                 return False
             for _, which in TENSOR_STORES:
                 for tensor in (held.get(which) or {}).values():

@@ -140,15 +140,26 @@ def topmost(modules: Sequence[Module]) -> list[Module]:
     below: set[int] = set()
     for module in modules:
         for child in store(module, "_modules").values():
-            if child is not None and id(child) not in below:
-                below.update(id(node.module) for node in walk(child))
+            _reach(child, below)
     roots = [module for module in modules if id(module) not in below]
-    reached = {id(node.module) for root in roots for node in walk(root)}
+    reached: set[int] = set()
+    for root in roots:
+        _reach(root, reached)
     for module in modules:  # left over are rings, of modules that hold each other, and below
         if id(module) not in reached and _holds_itself(module):
             roots.append(module)
-            reached.update(id(node.module) for node in walk(module))
+            _reach(module, reached)
     return roots
+
+
+def _reach(module: Module | None, reached: set[int]) -> None:
+    """Add a module and all below it to those that are reached, and look below none of these."""
+    waiting = [module]
+    while waiting:
+        one = waiting.pop()
+        if one is not None and id(one) not in reached:
+            reached.add(id(one))
+            waiting += store(one, "_modules").values()
 
 
 def _holds_itself(module: Module) -> bool:

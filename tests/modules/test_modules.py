@@ -8,7 +8,7 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
-from autoglobal import global_scope, local_to_global
+from autoglobal import global_scope, local_scope, local_to_global
 from autoglobal.conversion import apply
 from tests.helpers.support import (
     S0,
@@ -18,6 +18,7 @@ from tests.helpers.support import (
     assert_local,
     counted,
     linear,
+    local_names,
     parameter,
     tensor,
 )
@@ -211,3 +212,26 @@ def test_a_parameter_that_another_module_keeps_as_a_buffer(P, buffers, first):
     local_to_global(m, P, S0, buffers=buffers)
     assert_global(m.layer.weight, A, P, S0)
     assert other.seen is m.layer.weight
+
+
+@pytest.mark.parametrize("how", ["past the hook", "in a local scope"])
+def test_what_came_into_a_tree_unseen_is_converted_with_the_next_tree(P, how):
+    """Building from the inside out assigns each tree to the next one, and looks at all of it."""
+    innermost = inner = Model()
+    with global_scope(P, B) as scope:
+        inner.new = parameter(A)
+        for level in range(40):
+            outer = Model()
+            outer.new, outer.sub = parameter(A + level), inner
+            inner = outer
+        if how == "past the hook":
+            innermost._parameters["late"] = parameter(A)
+        else:
+            with local_scope():
+                innermost.late = parameter(A)
+        top = Model()
+        top.sub = inner
+    assert local_names(top) == []
+    assert_global(innermost.late, A, P, B)
+    assert len(scope.converted) == 42
+    assert scope.kept == []
