@@ -55,7 +55,8 @@ class ConversionError(AutoglobalError, RuntimeError):
 class DivergenceError(ConversionError):
     """The ranks do not do the same.
 
-    Raised on every rank, before anything has changed. The message names the first difference:
+    Raised on every rank, before anything has changed; and at once, on this one alone, by whatever
+    it does in a scope that another rank has left. The message names the first difference:
     the tensor's path, what this rank has and what another rank has. A rank that has left a scope
     by an exception of its own keeps that one.
     """
