@@ -24,7 +24,7 @@ except ImportError:
 
 Handler = Callable[[int, Any], object]
 
-# Those that a program may have a handler for which raises. SIGINT first: see __exit__.
+# Those that a program may have a handler for which raises. SIGINT first: see _put_back.
 _NAMES = ("INT", "TERM", "HUP", "ALRM", "VTALRM", "PROF", "USR1", "USR2")
 _SIGNALS = [int(getattr(signal, f"SIG{name}")) for name in _NAMES if hasattr(signal, f"SIG{name}")]
 
@@ -33,7 +33,8 @@ class _Uninterrupted:
     """``with uninterrupted:`` handlers run as the outermost such block ends, in their order.
 
     Only handlers that are Python code wait: what ends a process at once goes on doing so. In other
-    threads than the main one, which run no handlers, it does nothing.
+    threads than the main one, which run no handlers, it does nothing. No code of the user's that
+    may take long belongs in one, because Ctrl-C would wait for it.
     """
 
     def __init__(self) -> None:
@@ -49,14 +50,14 @@ class _Uninterrupted:
             self._depth += 1
             return
         self._handlers = found = []
+        self._depth = 1
         try:
             for one in _SIGNALS:
                 if callable(known := getsignal(one)):
                     found.append((one, known))
                     set_handler(one, self._waits)
-            self._depth = 1
-        except BaseException:
-            self._put_back()
+        except BaseException:  # from a handler that does not wait yet
+            self._end()
             raise
 
     def __exit__(
@@ -70,15 +71,21 @@ class _Uninterrupted:
         if self._depth > 1:
             self._depth -= 1
             return
+        self._end()
+
+    def _end(self) -> None:
+        """Put the handlers back, and run those whose signals came."""
         handlers = self._handlers
-        self._depth = 0
         try:
-            self._put_back()
-        except BaseException:  # from a handler that is back already, while others are not
-            self._put_back()
-            raise
-        if self._came:
-            self._deliver(dict(handlers), sys._getframe(1))
+            try:
+                self._put_back()
+            except BaseException:  # from a handler that is back already, while others are not
+                self._put_back()
+                raise
+        finally:
+            self._depth = 0
+            if self._came:
+                self._deliver(dict(handlers), sys._getframe(2))
 
     def _put_back(self) -> None:
         # SIGINT last, so that nothing is left to do once it may come again.

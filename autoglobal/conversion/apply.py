@@ -155,7 +155,7 @@ def _put_all(
     if proposal is not None:
         with proposal.waiting():
             (all_did,) = all_true([refused is None])
-        proposal.agreed = all_did  # else all are as they were
+        proposal.all_undo = not all_did
         if not all_did and refused is None:
             refused = DivergenceError(
                 f"{proposal.title.text} was refused on another rank by a __setattr__ of its class, "

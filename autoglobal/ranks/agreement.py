@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
@@ -58,6 +59,7 @@ class Proposal:
     contents: bytes = NO_DIGEST
     shapes: bytes = NO_DIGEST
     agreed: bool = False
+    all_undo: bool = False  # what was agreed on has failed, and every rank knows of it
     sends_values: bool = False
     _undone: str = ""  # what this rank has agreed to before, and has not done
 
@@ -143,14 +145,16 @@ def _note_parting(proposal: Proposal, level: int, rank: int) -> None:
 def forget_parting(level: int) -> None:
     """A scope or a call of this level begins or ends: this rank is not in an older one any more."""
     global _parted
-    if _parted is not None and level <= _parted.level:
+    # Another thread meets nobody, and its levels are its own.
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if _parted is not None and in_main_thread and level <= _parted.level:
         _parted = None
 
 
 def note_undone(proposal: Proposal, error: BaseException) -> None:
     """After it was agreed on it has failed here: the others hear of that with the next proposal."""
     global _undone
-    if proposal.agreed:
+    if proposal.agreed and not proposal.all_undo:
         _undone = f", after {proposal.title.text} had failed here by {one_line(error)}"
 
 

@@ -64,9 +64,14 @@ class Wait:
         global _current
         uninterrupted.__enter__()
         self._outer = _current
-        _current = self
-        if _thread is None:
-            _start()
+        _current = self  # before it is looked at: the thread may be about to leave
+        try:
+            if _thread is None:
+                _start()
+        except BaseException:
+            _current = self._outer
+            uninterrupted.__exit__(None, None, None)
+            raise
         return self
 
     def __exit__(
@@ -124,8 +129,9 @@ def _start() -> None:
     global _thread
     with _lock:
         if _thread is None:
-            _thread = threading.Thread(target=_watch, name="autoglobal watchdog", daemon=True)
-            _thread.start()
+            started = threading.Thread(target=_watch, name="autoglobal watchdog", daemon=True)
+            started.start()
+            _thread = started
 
 
 def _watch() -> None:

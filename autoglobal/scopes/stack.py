@@ -175,7 +175,7 @@ installer = Installer(find)
 
 def _after_fork_in_child() -> None:
     # A child of fork, such as a DataLoader's worker, cannot take part in what the ranks do.
-    _innermost.set(None)
+    _put(None)
     installer.renew_lock()
 
 

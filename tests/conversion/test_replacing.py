@@ -214,6 +214,19 @@ def test_what_was_put_before_a_class_refuses_is_put_back(P, rank, world, refuses
     assert local_names(m) == []
 
 
+def test_a_call_that_a_class_refuses_on_one_rank_leaves_no_message_behind(P, rank, world):
+    sub = Choosy()
+    sub.last = parameter(A)
+    sub.is_choosy = rank == world - 1
+    before = Snapshot(sub)
+    with pytest.raises(ValueError if sub.is_choosy else DivergenceError):
+        local_to_global(sub, P, B)
+    before.assert_unchanged()
+    sub.is_choosy = False
+    local_to_global(sub, P, B)
+    assert local_names(sub) == []
+
+
 @pytest.mark.parametrize("when", ["assign", "exit", "call"])
 @pytest.mark.parametrize("built", ["in no tree yet", "in a local scope"])
 def test_a_tie_to_a_module_that_was_not_converted_itself(P, when, built):
