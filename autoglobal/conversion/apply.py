@@ -176,11 +176,9 @@ def _take_back(
     """Undo :func:`_put`, how far it may have come."""
     old = planned.tensor
     for owner, which, name in planned.places:
-        now = store(owner, which).get(name)
-        store(owner, which)[name] = old
-        if now is not old and planned.kind == "parameter" and has_own_methods(owner, _SETTERS):
-            with suppress(Exception):  # it took this one before
-                _assign_by_its_class(owner, name, old)
+        if store(owner, which).get(name) is not old:
+            with suppress(Exception):  # a class that refuses took this one before
+                _set(owner, which, name, old)
     if isinstance(old, nn.Parameter):
         _replaced.pop(id(old), None)
         if planned.conversion is not None and (old.is_global or _compat.can_replace_data()):
@@ -222,11 +220,16 @@ def _put(
 def _replace(planned: PlannedTensor, new: Tensor) -> None:
     old = planned.tensor
     for owner, which, name in planned.places:
-        store(owner, which)[name] = new
-        if isinstance(old, nn.Parameter) and has_own_methods(owner, _SETTERS):
-            _assign_by_its_class(owner, name, new)
+        _set(owner, which, name, new)
     if isinstance(old, nn.Parameter):
         _remember_replacement(old, new)
+
+
+def _set(owner: Module, which: str, name: str, new: Tensor) -> None:
+    """Put ``new`` into a module's store, and a Parameter to where its class keeps it elsewhere."""
+    store(owner, which)[name] = new
+    if isinstance(new, nn.Parameter) and has_own_methods(owner, _SETTERS):
+        _assign_by_its_class(owner, name, new)
 
 
 def _assign_by_its_class(owner: Module, name: str, new: Tensor) -> None:
@@ -329,11 +332,8 @@ def carry_ties() -> None:
     for module in modules:
         for name, tensor in list(store(module, "_parameters").items()):
             if id(tensor) in held:
-                new = _replaced[id(tensor)][1]
-                store(module, "_parameters")[name] = new
-                if has_own_methods(module, _SETTERS):
-                    with suppress(Exception):
-                        _assign_by_its_class(module, name, new)
+                with suppress(Exception):
+                    _set(module, "_parameters", name, _replaced[id(tensor)][1])
 
 
 def _references(one: object) -> int:

@@ -102,9 +102,9 @@ def local_to_global(
         if optimizer is not None:
             what += f" with {type(optimizer).__name__}"
             check_states(optimizer, module)
-        alone = optimizer is None
-        session.convert(take_in, "value", label, what, is_last=alone, progress=progress)
-        if not alone:
+        is_last = optimizer is None
+        session.convert(take_in, "value", label, what, is_last=is_last, progress=progress)
+        if optimizer is not None:
             session.let(lambda: follow(optimizer, timeout=spec.timeout))
     session.log_end(lambda: title)
     if record is not None:

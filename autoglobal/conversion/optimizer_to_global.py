@@ -17,11 +17,11 @@ from ..layout.placement import PlacementLayout, Shape, layout_of
 from ..layout.sbp import BROADCAST, show_sbp, split_axis
 from ..layout.spec import TIMEOUT, check_options
 from ..modules.tree import tensors
-from ..ranks.agreement import Proposal, Statement, agree
+from ..ranks.agreement import Block, Proposal, Statement, agree
 from ..ranks.collectives import all_gather
 from ..tensors.batch import TensorConversion, convert_batch
 from .apply import replacement
-from .session import level, tell_refused, warn_caller
+from .session import tell_refused, warn_caller
 
 O = TypeVar("O")  # noqa: E741
 
@@ -299,7 +299,7 @@ class _Follow:
     def _proposal(self) -> Proposal:
         kind = type(self._optimizer).__name__
         title = Statement(kind, f"optimizer_to_global of {kind}")
-        return Proposal("optimizer", title, self._timeout, level.get() + 1)
+        return Proposal("optimizer", title, self._timeout, Block())
 
     def agree(self) -> None:
         """Settle what each state is, or raise on all ranks where one has state that misfits."""

@@ -213,7 +213,8 @@ class Records:
             tuple(made.shape),
             made.dtype,
         )
-        layout, sbp, fallback = planned.layout, planned.target, planned.fallback
+        assert planned.conversion is not None
+        layout, sbp, fallback = planned.layout, planned.conversion.sbp, planned.fallback
         what = planned.path, type(owner), kind, shape, dtype, layout, sbp, fallback
         decision = planned.decision
         self._unwritten.append((*what, None if decision is None else decision.rule))

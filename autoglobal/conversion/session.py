@@ -6,7 +6,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from contextvars import ContextVar
 from typing import Any
 
 from oneflow import Tensor
@@ -30,28 +29,27 @@ from ..modules.registry import STORE_OF, join, store
 from ..modules.tree import topmost, walk
 from ..modules.uninitialized import is_uninitialized
 from ..ranks.agreement import (
+    Block,
     Event,
     Proposal,
     Statement,
     agree,
-    forget_parting,
     note_undone,
 )
+from ..ranks.agreement import current_block as current_block  # for scopes
 from ..ranks.collectives import can_meet
 from .apply import ReplacedBuffers, apply_plan, carry_ties
 from .plan import ByRule, Plan, PlannedTensor, conflict
 from .records import Records, mark
 from .summary import DEBUG, INFO, headline, is_logged, write_log
 
-# How many scopes this thread and task is in.
-level: ContextVar[int] = ContextVar("autoglobal_level", default=0)
-
 
 class Session:
     """The state of one scope that is open, or of one call; the hook's handler for a scope.
 
-    ``own`` are global tensors that do not count as existing ones. ``title`` names the session in
-    the log, where its end is to be a line there.
+    ``block`` is that scope or call, among those around it where the session is made. ``own`` are
+    global tensors that do not count as existing ones. ``title`` names the session in the log, where
+    its end is to be a line there.
     """
 
     def __init__(
@@ -60,8 +58,10 @@ class Session:
         records: Records | None = None,
         own: Iterable[Tensor] = (),
         title: Callable[[], str] | None = None,
+        is_scope: bool = False,
     ) -> None:
         self.spec = spec
+        self.block = Block()
         self.records = Records() if records is None else records
         self._title = title
         self._own = {id(tensor): tensor for tensor in own}  # and what is made global here
@@ -73,22 +73,11 @@ class Session:
         self._tied: dict[tuple[int, str], Decision] = {}
         self._late: dict[Pattern, str] = {}
         self._kept_otherwise: dict[Pattern, str] = {}
-        self.scope_level = 0  # of a call
-        self._is_whole = False  # not one assignment of several, as of a decorated class
+        self._is_scope = is_scope
+        self._is_whole = is_scope  # not one assignment of several, as of a decorated class
         self._is_over = False  # the other ranks wait for nothing more of it
         self._watches = False  # for errors of OneFlow's own, inside of running()
         self._oneflows: BaseException | None = None  # such an error
-
-    def open(self, scope_level: int) -> None:
-        """The session is that of a scope, which is so deep inside of others."""
-        self.scope_level = scope_level
-        self._is_whole = True
-        forget_parting(scope_level)
-
-    @property
-    def level(self) -> int:
-        """In how many scopes and calls what it does happens, with its own."""
-        return self.scope_level or level.get() + 1
 
     def on_assign(self, assignment: Assignment) -> Any:
         """Let OneFlow register what is assigned, then make global what is local in it."""
@@ -119,7 +108,7 @@ class Session:
         plan = self._planned(assignment)
         with uninterrupted:
             result = self._carry_out(plan, assignment)
-            self._is_over = self.scope_level == 0
+            self._is_over = not self._is_scope
             return result
 
     def _carry_out(self, plan: Plan, assignment: Assignment) -> Any:
@@ -138,20 +127,20 @@ class Session:
         finally:
             under_way.reset(token)
         label = f"{type(module).__name__}.{name}"
-        title = Statement(label, f"the assignment of {label}")
+        proposal = self._proposal("value", Statement(label, f"the assignment of {label}"))
         if not plan.is_due:
-            self._note(plan, title, (), since)
+            self._note(plan, proposal, (), since)
             return result
         if kind == "module" and module.__dict__["_modules"].get(name) is not assignment.value:
             return result  # the class keeps it elsewhere, or keeps another one
         if plan.conflicts:
             self._conflicts += [text for _, text in plan.conflicts]
         try:
-            changing, sent = self._apply(plan, "value", title, uninitialized=uninitialized)
+            changing = self._apply(plan, proposal, uninitialized=uninitialized)
         except BaseException:
             assignment.undo()
             raise
-        self._note(plan, title, changing, since, sent)
+        self._note(plan, proposal, changing, since)
         return result
 
     def _planned(self, assignment: Assignment) -> Plan:
@@ -231,15 +220,15 @@ class Session:
             self._learn(plan)
         self._conflicts += [text for _, text in plan.conflicts]
         shared: list[str] = []
+        proposal = self._proposal(event, title)
         if plan.is_due:
-            proposal = Proposal(event, title, self.spec.timeout, self.level)
             # To see where memory lies waits for what is under way, such as a value from a rank.
             with proposal.waiting() if can_meet() else nullcontext():
                 shared = [text for _, text in plan.in_one_memory()]
         self.warn(shared)
         with uninterrupted:
-            changing, sent = self._apply(plan, event, title, **how)
-            self._note(plan, title, changing, 0, sent)
+            changing = self._apply(plan, proposal, **how)
+            self._note(plan, proposal, changing, 0)
             self._is_over = is_last
 
     def let(self, last: Callable[[], None]) -> None:
@@ -248,14 +237,13 @@ class Session:
             last()
             self._is_over = True
 
-    def _apply(
-        self, plan: Plan, event: Event, title: Statement, **how: bool
-    ) -> tuple[list[PlannedTensor], bool]:
-        """Carry a plan out; return what has changed, and whether values were sent."""
-        leaves = self.scope_level == 0 or event == "close"
-        # Not by self.level, because each assignment comes through here.
-        now = self.scope_level or level.get() + 1
-        proposal = Proposal(event, title, self.spec.timeout, now, leaves)
+    def _proposal(self, event: Event, title: Statement) -> Proposal:
+        # A scope alone goes on where the ranks have differed over a value.
+        leaves = event != "value" or not self._is_scope
+        return Proposal(event, title, self.spec.timeout, self.block, leaves)
+
+    def _apply(self, plan: Plan, proposal: Proposal, **how: bool) -> list[PlannedTensor]:
+        """Carry a plan out; return what has changed."""
         changing = plan.changing()
         try:
             apply_plan(changing, proposal, self._buffers, self._put, check=self.spec.check, **how)
@@ -263,9 +251,9 @@ class Session:
             raise  # on every rank
         except BaseException as error:
             note_undone(proposal, error)
-            self._is_over = leaves and proposal.agreed
+            self._is_over = proposal.leaves and proposal.agreed
             raise
-        return changing, proposal.sends_values
+        return changing
 
     def _put(self, planned: PlannedTensor, tensor: Tensor, is_new: bool) -> None:
         """Note that ``tensor`` is in the places of a planned one now, and whether it is new."""
@@ -281,10 +269,9 @@ class Session:
     def _note(
         self,
         plan: Plan,
-        title: Statement,
+        proposal: Proposal,
         changing: Sequence[PlannedTensor],
         since: int,
-        sent: bool = False,
     ) -> None:
         """Record what has stayed as it was, and log what has been done.
 
@@ -294,9 +281,10 @@ class Session:
         stayed = self.records.add_unchanged(unchanged) if unchanged else 0
         if is_logged(DEBUG) and (stayed or plan.is_due):
             made = self.records.converted[since:]
-            nbytes, values = sum(one.nbytes for one in made), "sent" if sent else "not sent"
+            nbytes = sum(one.nbytes for one in made)
+            values = "sent" if proposal.sends_values else "not sent"
             what = f"{len(made)} made global, {nbytes} bytes here, values {values}"
-            write_log(DEBUG, lambda: f"{title.text}: {what}; {stayed} stayed as they were")
+            write_log(DEBUG, lambda: f"{proposal.title.text}: {what}; {stayed} stayed as they were")
 
     @contextmanager
     def running(self, what: str, left_by: BaseException | None = None) -> Iterator[None]:
@@ -309,8 +297,6 @@ class Session:
         ended_by = left_by
         start = mark()
         self._watches = True
-        if not self.scope_level:
-            forget_parting(self.level)
         try:
             # Where a generator is closed, or a program interrupted, the others may not come.
             if left_by is not None and not isinstance(left_by, (GeneratorExit, KeyboardInterrupt)):
@@ -332,7 +318,7 @@ class Session:
         finally:
             self._watches, self._oneflows = False, None
             self.records.add_cost(start)
-            forget_parting(self.level)
+            self.block.left_by = None  # this rank has left it too
             self._let_go()
             if self._title is not None:
                 self.log_end(self._title, ended_by)
@@ -341,7 +327,7 @@ class Session:
         """Meet the other ranks for the last time in this session."""
         with uninterrupted:
             if self.spec.check and can_meet():
-                agree(Proposal(event, Statement("", text), self.spec.timeout, self.level))
+                agree(self._proposal(event, Statement("", text)))
             self._is_over = True
 
     def _let_go(self) -> None:
@@ -421,7 +407,7 @@ def tell_refused(what: str, error: Exception, check: bool, timeout: float) -> No
     if check and can_meet():
         text = f"{what} was refused by {one_line(error)}"
         with suppress(DivergenceError):
-            agree(Proposal("refused", Statement("", text), timeout, level.get() + 1))
+            agree(Proposal("refused", Statement("", text), timeout, Block()))
 
 
 def warn_caller(message: str, category: type[Warning]) -> None:
@@ -429,10 +415,10 @@ def warn_caller(message: str, category: type[Warning]) -> None:
 
     Where a filter makes an error of it that is raised on every rank, or the others would go on.
     """
-    level = _depth_of_the_caller()
+    depth = _depth_of_the_caller()
     others = nullcontext() if this_rank() == 0 else warnings.catch_warnings(record=True)
     with others:
-        warnings.warn(printable(message), category, stacklevel=level)
+        warnings.warn(printable(message), category, stacklevel=depth)
 
 
 def warn_at(file: str, line: int, message: str, category: type[Warning]) -> None:
@@ -448,10 +434,10 @@ _told: dict[str, dict[Any, Any]] = {}
 
 def _depth_of_the_caller() -> int:
     """The ``stacklevel`` in the function that calls this of the nearest code that is not ours."""
-    ours, level, frame = __name__.partition(".")[0], 1, sys._getframe(1)
+    ours, depth, frame = __name__.partition(".")[0], 1, sys._getframe(1)
     while frame.f_back is not None:
         # Code that exec() runs may have no __name__.
         if str(frame.f_globals.get("__name__")).partition(".")[0] != ours:
             break
-        frame, level = frame.f_back, level + 1
-    return level
+        frame, depth = frame.f_back, depth + 1
+    return depth

@@ -1,18 +1,18 @@
 """Agreement of the ranks on what they are about to do, or an error on all with the difference.
 
-Each message says how many scopes and calls its rank is in, its level, and whether the rank leaves
-the innermost of them if the ranks differ. So all know which levels one of them has left: whoever is
-still in there is told at once, without a message, and once all are out they meet again.
+Each message says how deep in scopes and calls its rank is, and whether it leaves the innermost of
+them if the ranks differ. So all know which of these one of them has left: whoever is still in there
+is told at once, without a message, and once all are out they meet again.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, Optional, get_args
 
 import xxhash
 
@@ -37,21 +37,46 @@ class Statement(NamedTuple):
     text: str
 
 
+class Block:
+    """A scope or a call that this rank is in, inside of what is around it where it begins.
+
+    ``level`` counts these. ``left_by`` is a rank that has left it while this one is still in it.
+    """
+
+    __slots__ = ("left_by", "level", "outer")
+
+    def __init__(self) -> None:
+        self.outer = current_block.get()
+        self.level: int = 1 if self.outer is None else self.outer.level + 1
+        self.left_by: int | None = None
+
+    def all_around(self) -> Iterator[Block]:
+        """This one, and those that it is in."""
+        block: Block | None = self
+        while block is not None:
+            yield block
+            block = block.outer
+
+
+# The innermost scope that this thread and task is in.
+current_block: ContextVar[Optional[Block]] = ContextVar("autoglobal_block", default=None)
+
+
 @dataclass
 class Proposal:
     """What a rank is about to do, and the others have to do as well.
 
-    ``level``: the scopes and calls that it is in, of which it ``leaves`` the innermost where the
-    ranks differ, or in any case. ``title`` says it in words, and ``shown`` what a message says of
-    each of the ``statements``, where that is more than has to be alike. ``contents`` and ``shapes``
-    are digests of what may differ between the ranks, :data:`NO_DIGEST` where this rank's do not
-    count. ``agreed`` is set once all have agreed, and ``sends_values`` where values are sent then.
+    ``block`` is what it does that in, and ``leaves`` if the ranks differ. ``title`` says it in
+    words, and ``shown`` what a message says of each of the ``statements``, where that is more than
+    has to be alike. ``contents`` and ``shapes`` are digests of what may differ between the ranks,
+    :data:`NO_DIGEST` where this rank's do not count. ``agreed`` is set once all have agreed, and
+    ``sends_values`` where values are sent then.
     """
 
     event: Event
     title: Statement
     timeout: float
-    level: int
+    block: Block
     leaves: bool = True
     statements: list[Statement] = field(default_factory=list)
     shown: Callable[[], list[str]] | None = None
@@ -74,8 +99,9 @@ class Proposal:
         """In the order in which a difference is looked for."""
         title = self.title._replace(text=self.title.text + self._undone)
         options = [Statement("", text) for text in self.options]
-        scopes = "scope or call" if self.level == 1 else "scopes and calls"
-        where = Statement("", f"{title.text}, in {self.level} {scopes}")
+        level = self.block.level
+        scopes = "scope or call" if level == 1 else "scopes and calls"
+        where = Statement("", f"{title.text}, in {level} {scopes}")
         return [[title], options, self.statements, [where]]
 
     def digest(self) -> bytes:
@@ -100,11 +126,12 @@ def agree(proposal: Proposal) -> Agreement:
     On this one alone, and at once, where another rank has left what this one is still in.
     """
     global _undone
-    if _parted is not None and proposal.level >= _parted.level:
-        raise _gone(proposal, _parted)
+    for block in proposal.block.all_around():
+        if block.left_by is not None:
+            raise _gone(proposal, block.left_by)
     proposal._undone, _undone = _undone, ""
     digests = proposal.digest() + proposal.contents + proposal.shapes
-    where = 2 * proposal.level + proposal.leaves
+    where = 2 * proposal.block.level + proposal.leaves
     words = [_EVENTS.index(proposal.event) + 1, where, *struct.unpack("<6q", digests)]
     with proposal.waiting():
         verdict, contents, shapes, level, rank, *_ = all_reduce_words(words, _judge)
@@ -124,31 +151,14 @@ def _judge(rows: list[list[int]]) -> Words:
     return [_GO, *(len(different) > 1 for different in digests), 0, 0]
 
 
-class _Parted(NamedTuple):
-    """The least level that another rank has left while this one is in it, and which rank."""
-
-    level: int
-    rank: int
-
-
-_parted: _Parted | None = None
-_undone = ""
-
-
 def _note_parting(proposal: Proposal, level: int, rank: int) -> None:
-    global _parted
-    inside = proposal.level - proposal.leaves
-    if 0 < level <= inside:
-        _parted = _Parted(level, rank)
+    """Mark the block that a rank has left, if this one goes on in it."""
+    for block in proposal.block.all_around():
+        if block.level == level and not (proposal.leaves and block is proposal.block):
+            block.left_by = rank
 
 
-def forget_parting(level: int) -> None:
-    """A scope or a call of this level begins or ends: this rank is not in an older one any more."""
-    global _parted
-    # Another thread meets nobody, and its levels are its own.
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    if _parted is not None and in_main_thread and level <= _parted.level:
-        _parted = None
+_undone = ""
 
 
 def note_undone(proposal: Proposal, error: BaseException) -> None:
@@ -158,11 +168,11 @@ def note_undone(proposal: Proposal, error: BaseException) -> None:
         _undone = f", after {proposal.title.text} had failed here by {one_line(error)}"
 
 
-def _gone(proposal: Proposal, parted: _Parted) -> DivergenceError:
+def _gone(proposal: Proposal, rank: int) -> DivergenceError:
     path = proposal.title.path
     return DivergenceError(
         f"{path}{': ' * bool(path)}the ranks have parted before. This rank (rank {this_rank()}): "
-        f"{proposal.title.text}; rank {parted.rank}: has left the scope or the call that this one "
+        f"{proposal.title.text}; rank {rank}: has left the scope or the call that this one "
         "is in. Expected: what one rank leaves all ranks leave. Look for a try that catches an "
         "error of one rank alone, and let it leave the block on every rank"
     )

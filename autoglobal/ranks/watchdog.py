@@ -140,12 +140,7 @@ def _watch() -> None:
     while not _done.wait(_NAP):
         now = time.monotonic()
         stood_still, before = now - before - _NAP, now
-        wait = _current
-        # All processes may have been stopped and continued, as by a batch system.
-        if wait is not None and stood_still > _NAP:
-            wait.extend(stood_still)
-        wait = None  # or it, and the tensors that it knows, would be held until the next nap ends
-        idle = 0 if _looked_at_one() else idle + 1
+        idle = 0 if _looked_at_one(stood_still) else idle + 1
         if idle > _IDLE_NAPS:
             me, _thread = _thread, None
             # A wait that began just now may have seen this thread still there.
@@ -154,11 +149,14 @@ def _watch() -> None:
             _thread, idle = me, 0
 
 
-def _looked_at_one() -> bool:
+def _looked_at_one(stood_still: float) -> bool:
     # A function of its own, so that no wait, and no tensor that it knows, is held in between.
     wait = _current
     if wait is None:
         return False
+    # All processes may have been stopped and continued, as by a batch system.
+    if stood_still > _NAP:
+        wait.extend(stood_still)
     if wait.is_over():
         _end(wait)
     told = wait.progress()

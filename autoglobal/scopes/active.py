@@ -62,17 +62,12 @@ class ActiveScope(Frame, ConversionRecord):
         ConversionRecord.__init__(self)
         self.may_meet_again = spec.when == "assign"
         self.is_local = False
-        self.deepens = True
         self.spec = spec
         self.watch_global = looks_at_global(spec.existing, spec.same_placement)
-        self._session = session = Session(spec, self, title=self._title)
+        self._session = session = Session(spec, self, title=self._title, is_scope=True)
+        self.block = session.block
         self.deferred = Deferred(session) if spec.when == "exit" else None
         self.handler = session if self.deferred is None else self.deferred
-
-    def open(self) -> None:
-        """Make this the innermost frame."""
-        super().open()
-        self._session.open(self.level)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**ConversionRecord.__getstate__(self), "spec": self.spec}

@@ -12,7 +12,7 @@ from weakref import ref
 
 from .. import _compat
 from .._compat import Module
-from ..conversion.session import level
+from ..conversion.session import current_block
 from ..modules.decorated import handler_of
 from ..modules.hook import Handler, Installer
 
@@ -67,15 +67,13 @@ class Frame:
     deferred: Deferred | None = None
     is_local = True
     watch_global = False
-    deepens = False
-
-    level = 0  # how many scopes that the ranks meet in there are, up to this one
 
     def __init__(self, opened_by: object) -> None:
         self.opened_by = opened_by
         self.origin = Origin()
         self.outer: Frame | None = None
         self.inner: Frame | None = None
+        self.block = current_block.get()  # a scope that the ranks meet in has one of its own
         self.closed = False
         self.thread = threading.get_ident()
 
@@ -91,7 +89,6 @@ class Frame:
         if self.handler is not None:
             installer.acquire(self.watch_global)
         self.outer = innermost()
-        self.level = level.get() + self.deepens
         _put(self)
 
     def close(self) -> None:
@@ -138,7 +135,7 @@ _innermost: ContextVar[Optional[Frame]] = ContextVar("autoglobal_scope", default
 def _put(frame: Frame | None) -> None:
     """Make a frame the innermost one."""
     _innermost.set(frame)
-    level.set(0 if frame is None else frame.level)
+    current_block.set(None if frame is None else frame.block)
 
 
 def open_frames() -> Iterator[Frame]:

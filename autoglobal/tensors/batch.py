@@ -185,13 +185,13 @@ def convert_batch(
             _finish(_read(digested))
             _convert(batch, progress)
             return
-        with proposal.waiting():  # as well for what the event before has left under way
+        with proposal.waiting() as wait:
+            # To read a tensor waits as well for what the event before has left under way.
             compared = _state(batch, proposal, digested)
             agreement = agree(proposal)
-        with proposal.waiting() as wait:
             shards = [one for one in batch if _is_checked_shard(one)]
             # With equal shapes too where they are empty, as then they are on all ranks.
-            if agreement.shapes_differ or any(map(_is_empty, shards)):
+            if agreement.shapes_differ or any(_is_empty(one, one.shape) for one in shards):
                 fit_together(shards)
             _send(compared, agreement.contents_differ, proposal, wait)
             _convert(batch, progress)
@@ -243,11 +243,10 @@ def _is_checked_shard(one: TensorConversion) -> bool:
     return one.state == "shard" and one.check
 
 
-def _is_empty(one: TensorConversion, shape: Shape | None = None) -> bool:
-    """Whether a component, this rank's unless told otherwise, is empty along a split axis."""
-    own = one.shape if shape is None else shape
+def _is_empty(one: TensorConversion, shape: Shape) -> bool:
+    """Whether a component of this shape is empty along a split axis."""
     split = {split_axis(sbp) for sbp in one.sbp}
-    return any(size == 0 and axis in split for axis, size in enumerate(own))
+    return any(size == 0 and axis in split for axis, size in enumerate(shape))
 
 
 _Reading = tuple[Reading, list[TensorConversion]]

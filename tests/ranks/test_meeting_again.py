@@ -5,6 +5,7 @@ Who is out of step with the others is a fact about the process, not about one sc
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import time
 
@@ -204,6 +205,91 @@ def test_one_rank_skips_a_scope(P, rank, world, odd):
 
     assert type(error_of(block)) is DivergenceError
     assert global_names(m) == []
+    assert_the_job_goes_on(P, rank)
+
+
+def parting_generator(P, m: nn.Module, fails: bool):
+    """One rank leaves it by an exception, and the others catch what they are told."""
+
+    @global_scope(P, B)
+    def generate():
+        m.first = parameter(W)
+        yield
+        if fails:
+            raise OwnError("here alone")
+        assert type(error_of(lambda: setattr(m, "second", parameter(W)))) is DivergenceError
+        yield
+        assert_told(error_of(lambda: setattr(m, "third", parameter(W))), *told, "has left")
+        yield
+
+    told: list[int] = []
+    return generate(), told
+
+
+@odd_one_out
+@pytest.mark.parametrize("opened", ["before", "after"])
+def test_a_generator_that_one_rank_has_left_is_not_the_scope_of_its_caller(
+    P, rank, world, odd, opened
+):
+    """Both are one scope deep; while the generator is suspended only the caller's is in force."""
+    m, own = Model(), Model()
+    fails = rank == odd % world
+    steps, told = parting_generator(P, m, fails)
+    told += [rank, odd % world]
+
+    def go_on() -> None:
+        if fails:
+            with pytest.raises(OwnError):
+                next(steps)
+        else:
+            next(steps)
+
+    next(steps)
+    if opened == "after":
+        go_on()
+    with global_scope(P, B):
+        own.before = parameter(W)
+        if opened == "before":
+            go_on()
+        own.between = parameter(W)
+        if not fails:
+            next(steps)  # in its own scope it is told again
+        own.after = parameter(W)
+    for name in ("before", "between", "after"):
+        assert_global(getattr(own, name), W, P, B)
+    assert list(m._parameters) == ["first"]
+    steps.close()
+    assert_the_job_goes_on(P, rank)
+
+
+@odd_one_out
+def test_a_task_that_one_rank_has_left_is_not_another_task(P, rank, world, odd):
+    m, other = Model(), Model()
+
+    async def parts() -> None:
+        with global_scope(P, B):
+            m.first = parameter(W)
+            await asyncio.sleep(0)
+            if rank == odd % world:
+                raise OwnError("here alone")
+            assert type(error_of(lambda: setattr(m, "second", parameter(W)))) is DivergenceError
+            for _ in range(3):
+                await asyncio.sleep(0)
+
+    async def goes_on() -> None:
+        for name in "abcd":
+            with global_scope(P, B):
+                setattr(other, name, parameter(W))
+                await asyncio.sleep(0)
+
+    async def both() -> list:
+        return await asyncio.gather(parts(), goes_on(), return_exceptions=True)
+
+    error, nothing = asyncio.run(both())
+    assert type(error) is (OwnError if rank == odd % world else DivergenceError)
+    assert nothing is None
+    for name in "abcd":
+        assert_global(getattr(other, name), W, P, B)
     assert_the_job_goes_on(P, rank)
 
 
