@@ -63,8 +63,9 @@ def can_replace_data() -> bool:
     return True
 
 
-# As a subclass of Parameter may have a ``data`` of its own, which may refuse.
+# As a subclass of Parameter may have a ``data`` or a ``grad`` of its own, which may refuse.
 get_data, set_data = flow.Tensor.data.__get__, flow.Tensor.data.__set__
+get_grad, set_grad = flow.Tensor.grad.__get__, flow.Tensor.grad.__set__
 
 
 @cache

@@ -40,7 +40,8 @@ class _Uninterrupted:
     def __init__(self) -> None:
         self._depth = 0
         self._handlers: list[tuple[int, Handler]] = []
-        self._came: dict[int, None] = {}
+        self._known: dict[int, Handler] = {}  # the last ones
+        self._came: dict[int, Handler] = {}
         self._waits: Handler = self._note
 
     def __enter__(self) -> None:
@@ -53,8 +54,11 @@ class _Uninterrupted:
         self._depth = 1
         try:
             for one in _SIGNALS:
-                if callable(known := getsignal(one)):
+                known = getsignal(one)
+                # Ours where the program has put back what it took for its own inside of a block.
+                if callable(known) and known is not self._waits:
                     found.append((one, known))
+                    self._known[one] = known
                     set_handler(one, self._waits)
         except BaseException:  # from a handler that does not wait yet
             self._end()
@@ -75,7 +79,6 @@ class _Uninterrupted:
 
     def _end(self) -> None:
         """Put the handlers back, and run those whose signals came."""
-        handlers = self._handlers
         try:
             try:
                 self._put_back()
@@ -85,7 +88,7 @@ class _Uninterrupted:
         finally:
             self._depth = 0
             if self._came:
-                self._deliver(dict(handlers), sys._getframe(2))
+                self._deliver(sys._getframe(2))
 
     def _put_back(self) -> None:
         # SIGINT last, so that nothing is left to do once it may come again.
@@ -94,16 +97,26 @@ class _Uninterrupted:
                 set_handler(one, known)
 
     def _note(self, which: int, frame: FrameType | None) -> None:
-        self._came[which] = None
+        if self._depth:
+            self._came[which] = self._known[which]
+        else:  # the program has put this one on, which it had taken for its own
+            self._known[which](which, frame)
 
-    def _deliver(self, handlers: dict[int, Handler], frame: FrameType) -> None:
+    def _deliver(self, frame: FrameType) -> None:
         which = next(iter(self._came))
-        del self._came[which]
+        handler = self._came.pop(which)
         try:
-            handlers[which](which, frame)
+            handler(which, frame)
         finally:
             if self._came:
-                self._deliver(handlers, frame)
+                self._deliver(frame)
+
+    def leave(self) -> None:
+        """In a child of fork: the signals that wait are its parent's, its handlers are its own."""
+        self._came.clear()
+        if self._depth:
+            self._put_back()
+            self._depth = 0
 
 
 uninterrupted = _Uninterrupted()
@@ -114,6 +127,7 @@ _main = threading.main_thread().ident
 def _after_fork_in_child() -> None:
     global _main
     _main = get_ident()  # the thread that forked is the child's main thread
+    uninterrupted.leave()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

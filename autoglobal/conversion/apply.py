@@ -15,6 +15,7 @@ from .._compat import (
     Module,
     Tensor,
     get_data,
+    get_grad,
     this_rank,
     world_size,
 )
@@ -148,7 +149,7 @@ def _put_all(
     refused: BaseException | None = None
     try:
         for planned in present:
-            before.append((planned, get_data(planned.tensor), planned.tensor.grad))
+            before.append((planned, get_data(planned.tensor), get_grad(planned.tensor)))
             put.append(_put(planned, buffers, known.get(id(planned))))
     except BaseException as error:
         refused = error
@@ -165,26 +166,25 @@ def _put_all(
             )
     if refused is not None:
         for planned, data, grad in reversed(before):
-            _take_back(planned, data, grad, buffers)
+            _take_back(planned, data, grad)
+            if planned.conversion is not None and id(planned) not in known:
+                buffers.forget(planned.tensor)
         raise refused
     return put
 
 
-def _take_back(
-    planned: PlannedTensor, data: Tensor, grad: Tensor | None, buffers: ReplacedBuffers
-) -> None:
+def _take_back(planned: PlannedTensor, data: Tensor, grad: Tensor | None) -> None:
     """Undo :func:`_put`, how far it may have come."""
     old = planned.tensor
     for owner, which, name in planned.places:
         if store(owner, which).get(name) is not old:
             with suppress(Exception):  # a class that refuses took this one before
                 _set(owner, which, name, old)
-    if isinstance(old, nn.Parameter):
+    # One that was replaced before has no conversion, and goes on being replaced.
+    if isinstance(old, nn.Parameter) and planned.conversion is not None:
         _replaced.pop(id(old), None)
-        if planned.conversion is not None and (old.is_global or _compat.can_replace_data()):
+        if old.is_global or _compat.can_replace_data():
             make_global(old, data, grad)
-    else:
-        buffers.forget(old)
 
 
 def _is_kept_elsewhere(planned: PlannedTensor) -> bool:

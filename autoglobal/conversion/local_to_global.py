@@ -100,8 +100,8 @@ def local_to_global(
         take_in = partial(Plan.add_tree, root=label, module=module, path="")
         what = f"the conversion of {label}"
         if optimizer is not None:
-            what += f" with {type(optimizer).__name__}"
-            check_states(optimizer, module)
+            states = check_states(optimizer, module)
+            what += f" with {type(optimizer).__name__} and {states} states of its Parameters"
         is_last = optimizer is None
         session.convert(take_in, "value", label, what, is_last=is_last, progress=progress)
         if optimizer is not None:

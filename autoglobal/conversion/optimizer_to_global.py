@@ -107,11 +107,13 @@ def check_optimizer(optimizer: Any) -> None:
         )
 
 
-def check_states(optimizer: Any, module: Module) -> None:
-    """Raise :class:`ConversionError` where state cannot follow the Parameters of a module.
+def check_states(optimizer: Any, module: Module) -> int:
+    """The number of states that are to follow the Parameters of a module.
 
-    Before the conversion, so that nothing has changed.
+    Raises :class:`ConversionError` where one cannot, before the conversion, so that nothing has
+    changed.
     """
+    count = 0
     concerned = {id(tensor) for _, tensor in tensors(module)}
     for label, parameter in _parameters_of(optimizer):
         if id(parameter) not in concerned:
@@ -121,12 +123,16 @@ def check_states(optimizer: Any, module: Module) -> None:
             {whole, (), tuple(parameter.to_local().shape)} if parameter.is_global else {whole, ()}
         )
         for name, value in optimizer._state.get(parameter, {}).items():
-            if isinstance(value, flow.Tensor) and tuple(value.shape) not in fitting:
+            if not isinstance(value, flow.Tensor):
+                continue
+            count += 1
+            if tuple(value.shape) not in fitting:
                 raise ConversionError(
                     f"{label}: its optimizer state {name!r} does not fit. Expected: shape {whole}, "
                     f"the Parameter's, or (). Received: shape {tuple(value.shape)}. Make a new "
                     "optimizer"
                 )
+    return count
 
 
 def _load(optimizer: Any, state_dict: Any, timeout: float) -> None:

@@ -299,7 +299,8 @@ class Session:
         self._watches = True
         try:
             # Where a generator is closed, or a program interrupted, the others may not come.
-            if left_by is not None and not isinstance(left_by, (GeneratorExit, KeyboardInterrupt)):
+            says_so = not isinstance(left_by, (GeneratorExit, KeyboardInterrupt))
+            if left_by is not None and says_so and not self._is_over:
                 with suppress(DivergenceError):
                     self.meet("left", f"left the scope by {one_line(left_by)}")
             yield
@@ -334,7 +335,8 @@ class Session:
         """Let go of every tensor and module."""
         self.records.settle()
         if self._is_whole:
-            carry_ties()
+            with uninterrupted:
+                carry_ties()
         self._buffers.close()
         self._own.clear()
         self._by_rule.clear()

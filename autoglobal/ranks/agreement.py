@@ -27,7 +27,7 @@ _EVENTS = get_args(Event)
 _GO, _DIFFER = 0, 1
 _LEVEL = 1  # the place of twice the level, plus 1 for a rank that leaves it, in a message
 NO_DIGEST = bytes(16)
-_OPTIONS, _STATEMENTS = 1, 2  # in Proposal.parts
+_TITLE, _OPTIONS, _STATEMENTS = 0, 1, 2  # in Proposal.parts
 
 
 class Statement(NamedTuple):
@@ -62,6 +62,16 @@ class Block:
 current_block: ContextVar[Optional[Block]] = ContextVar("autoglobal_block", default=None)
 
 
+class _Undone(NamedTuple):
+    """What this rank had agreed to and has not done, and the same with the error, for people."""
+
+    what: str
+    shown: str
+
+
+_NOTHING = _Undone("", "")
+
+
 @dataclass
 class Proposal:
     """What a rank is about to do, and the others have to do as well.
@@ -86,7 +96,7 @@ class Proposal:
     agreed: bool = False
     all_undo: bool = False  # what was agreed on has failed, and every rank knows of it
     sends_values: bool = False
-    _undone: str = ""  # what this rank has agreed to before, and has not done
+    _undone: _Undone = _NOTHING
 
     def waiting(self) -> Wait:
         """A block in which this rank waits for others because of this."""
@@ -97,7 +107,7 @@ class Proposal:
 
     def parts(self) -> list[list[Statement]]:
         """In the order in which a difference is looked for."""
-        title = self.title._replace(text=self.title.text + self._undone)
+        title = self.title._replace(text=self.title.text + self._undone.what)
         options = [Statement("", text) for text in self.options]
         level = self.block.level
         scopes = "scope or call" if level == 1 else "scopes and calls"
@@ -106,7 +116,7 @@ class Proposal:
 
     def digest(self) -> bytes:
         """What stands for all that has to be alike."""
-        alike: list[str] = [self.event, self._undone]
+        alike: list[str] = [self.event, self._undone.what]
         # Ranks may leave by different exceptions, because it is enough that all of them leave.
         if self.event not in ("left", "refused"):
             alike += [*self.title, *self.options, *(one.text for one in self.statements)]
@@ -129,7 +139,7 @@ def agree(proposal: Proposal) -> Agreement:
     for block in proposal.block.all_around():
         if block.left_by is not None:
             raise _gone(proposal, block.left_by)
-    proposal._undone, _undone = _undone, ""
+    proposal._undone, _undone = _undone, _NOTHING
     digests = proposal.digest() + proposal.contents + proposal.shapes
     where = 2 * proposal.block.level + proposal.leaves
     words = [_EVENTS.index(proposal.event) + 1, where, *struct.unpack("<6q", digests)]
@@ -158,14 +168,15 @@ def _note_parting(proposal: Proposal, level: int, rank: int) -> None:
             block.left_by = rank
 
 
-_undone = ""
+_undone = _NOTHING
 
 
 def note_undone(proposal: Proposal, error: BaseException) -> None:
     """After it was agreed on it has failed here: the others hear of that with the next proposal."""
     global _undone
     if proposal.agreed and not proposal.all_undo:
-        _undone = f", after {proposal.title.text} had failed here by {one_line(error)}"
+        what = f", after {proposal.title.text} had failed here"
+        _undone = _Undone(what, f"{what} by {one_line(error)}")
 
 
 def _gone(proposal: Proposal, rank: int) -> DivergenceError:
@@ -183,6 +194,7 @@ def _divergence(proposal: Proposal) -> DivergenceError:
     if proposal.shown is not None:
         shown = proposal.shown()
     mine = [[(*one, one.text) for one in part] for part in proposal.parts()]
+    mine[_TITLE] = [(*mine[_TITLE][0][:2], proposal.title.text + proposal._undone.shown)]
     mine[_STATEMENTS] = [(*one, text) for one, text in zip(proposal.statements, shown)]
     found = all_reduce_bytes(json.dumps(mine).encode(), _first_difference)
     part, at, rank, *both = json.loads(found)

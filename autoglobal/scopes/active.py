@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
+from .._signals import uninterrupted
 from .._text import printable
 from ..conversion.session import Session
 from ..conversion.summary import ConversionRecord
@@ -92,11 +93,15 @@ class ActiveScope(Frame, ConversionRecord):
         return f"global_scope({self.spec.placement}, {self.spec.rules})"
 
     def end(self, error: BaseException | None) -> None:
-        """Do what is due as the block ends, ``error`` being how."""
-        session, what = self._session, "the end of the scope"
+        """Do what is due as the block ends, ``error`` being how, unless that is done."""
+        session: Session | None = getattr(self, "_session", None)
+        if session is None:
+            return
+        what = "the end of the scope"
         if error is not None:
             # The error is the user's: whatever it does when it is looked at, the scope has to end.
-            with suppress(Exception):
+            # What a signal's handler raises is not, and comes afterwards.
+            with uninterrupted, suppress(Exception):
                 add_note(error, self.spec.when == "assign")
         try:
             with session.running(what, left_by=error):

@@ -86,6 +86,11 @@ class ScopeContext(Generic[Opened]):
                 "first. Write scopes as with-blocks, or close an ExitStack as a whole"
             )
 
+    def finish(self, frame: Frame, error: BaseException) -> None:
+        """End a frame that was taken out, unless it has been: ``error`` may have come before."""
+        if not frame.origin.is_before_fork():
+            frame.end(error)
+
     def __enter__(self) -> Opened:
         frame: Opened | None = None
         try:
@@ -112,12 +117,14 @@ class ScopeContext(Generic[Opened]):
                 return
             self.take_out(frame)
             self.end_frame(frame, error)
-        except BaseException:
+        except BaseException as stop:
             with uninterrupted:
                 if frame is None:
                     frame = self._own_frame()
                 if frame is not None:
                     self.take_out(frame)
+            if frame is not None:
+                self.finish(frame, stop)
             raise
 
     def _own_frame(self) -> Frame | None:
@@ -257,8 +264,12 @@ class _Suspendable:
             if frame is not None:
                 self._take_out()
                 self._context.end_frame(frame, error)
-        except BaseException:
+        except BaseException as stop:
+            if frame is None:
+                frame = self._frame
             self._take_out()
+            if frame is not None:
+                self._context.finish(frame, stop)
             raise
 
     def run(self, inner: Any) -> Generator[Any, Any, Any]:

@@ -106,7 +106,7 @@ class Frame:
             self.inner = top
 
     def end(self, error: BaseException | None) -> None:
-        """Do what is due as the block ends, ``error`` being how."""
+        """Do what is due as the block ends, ``error`` being how, unless that is done."""
 
     def suspend(self) -> Frame | None:
         """Put this frame and those opened in it aside; return the innermost of these."""

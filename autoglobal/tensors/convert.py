@@ -21,6 +21,7 @@ from .._compat import (
     on_own_device,
     rows_of,
     set_data,
+    set_grad,
     viewable,
 )
 from ..layout.placement import PlacementLayout, Shape, holds_values
@@ -143,12 +144,12 @@ def make_global(parameter: Tensor, value: Tensor, grad: Tensor | None) -> Tensor
     if parameter.is_global or _compat.can_replace_data():
         set_data(parameter, value)
         if grad is not None:  # OneFlow has dropped it with the old data
-            parameter.grad = grad
+            set_grad(parameter, grad)
         return parameter
     kind: Any = type(parameter)
     new = kind.__new__(kind)
     nn.Parameter.__init__(new, value, parameter.requires_grad)
     if kind is not nn.Parameter:
         new.__dict__.update(parameter.__dict__)
-    new.grad = grad
+    set_grad(new, grad)
     return new

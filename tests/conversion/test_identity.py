@@ -257,3 +257,27 @@ def test_a_subclass_whose_data_cannot_be_set(P, how):
     with global_scope(P, S0):
         m.next = p = parameter(A)
     assert m.next is p
+
+
+class OwnGradient(nn.Parameter):
+    """Its gradient cannot be set any more."""
+
+    @property
+    def grad(self):
+        return flow.Tensor.grad.__get__(self)
+
+    @grad.setter
+    def grad(self, value):
+        raise RuntimeError("not here")
+
+
+@pytest.mark.in_place
+def test_a_subclass_whose_gradient_cannot_be_set(P):
+    m = Model()
+    m.before, m.new, m.after = parameter(A), OwnGradient(tensor(A)), parameter(A)
+    for p in m.parameters():
+        flow.Tensor.grad.__set__(p, tensor(A + 1))
+    local_to_global(m, P, S0)
+    assert local_names(m) == []
+    for p in m.parameters():
+        assert_global(p.grad, A + 1, P, S0)

@@ -225,3 +225,16 @@ class TestALocalStateDict:
         optimizer = OPTIMIZERS["SGD"](make().parameters())
         with pytest.raises(SpecTypeError, match=r"state_dict must be .*optimizer\.state_dict"):
             optimizer_to_global(optimizer, value)
+
+
+@pytest.mark.ranks(2, 4)
+def test_one_state_more_on_one_rank_is_told_before_the_module_changes(P, rank):
+    model = nn.Linear(4, 4)
+    optimizer = flow.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(flow.ones(2, 4)).sum().backward()
+    optimizer.step()
+    if rank == 1:
+        optimizer._state[model.weight]["more"] = flow.zeros(4, 4)
+    with pytest.raises(DivergenceError, match="states of its Parameters"):
+        local_to_global(model, P, B, optimizer=optimizer)
+    assert local_names(model) == ["weight", "bias"]

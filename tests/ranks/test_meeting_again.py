@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 import time
 
 import numpy as np
@@ -345,8 +346,10 @@ def test_the_programs_own_time_limit_ends_a_wait(P, rank, world, odd, what):
 class Unwilling(nn.Parameter):
     """Raises where it is converted, which no plan can see."""
 
+    rank = ""
+
     def to_global(self, *_: object, **__: object) -> None:
-        raise OwnError("out of order")
+        raise OwnError(f"out of order{self.rank}")
 
 
 @odd_one_out
@@ -368,4 +371,46 @@ def test_what_fails_on_one_rank_after_it_was_agreed_on_is_told_with_the_next(P, 
         assert_told(error, rank, odd % world, "Model.new", "OwnError", "out of order")
         m.third = parameter(W)
     assert_global(m.third, np.concatenate([W] * world), P, S0)
+    assert_the_job_goes_on(P, rank)
+
+
+@odd_one_out
+def test_a_signal_as_the_end_of_a_scope_begins_is_told(P, rank, world, odd):
+    """By then the scope has no block any more that its exception could leave."""
+
+    def too_late(*_: object) -> None:
+        raise Late
+
+    def at_the_end(frame, event, _) -> None:
+        if event == "call" and frame.f_code.co_name == "_own_frame":
+            sys.setprofile(None)
+            signal.raise_signal(signal.SIGALRM)
+
+    m = Model()
+
+    def act() -> None:
+        with global_scope(P, B):
+            m.new = parameter(W)
+            if rank == odd % world:
+                sys.setprofile(at_the_end)
+
+    before = signal.signal(signal.SIGALRM, too_late)
+    try:
+        error = error_of(act)
+    finally:
+        sys.setprofile(None)
+        signal.signal(signal.SIGALRM, before)
+    assert type(error) is (Late if rank == odd % world else DivergenceError)
+    assert_global(m.new, W, P, B)
+    assert_the_job_goes_on(P, rank)
+
+
+def test_what_fails_alike_on_every_rank_is_no_difference(P, rank):
+    m = Model()
+    with global_scope(P, S0, source="shard"):
+        p = Unwilling(parameter(W, requires_grad=False), requires_grad=False)
+        p.rank = rank  # in the text of its error, which may differ
+        assert type(error_of(lambda: setattr(m, "new", p))) is OwnError
+        m.next = parameter(W)
+    assert m.next.is_global
     assert_the_job_goes_on(P, rank)
