@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import oneflow as flow
+from oneflow.utils.global_view import global_mode
 
 # OneFlow ships no types (0.9.0 and 1.0.0: there is no py.typed in its wheel).
 Tensor = Any  # oneflow.Tensor
@@ -85,11 +86,24 @@ def host() -> Any:
     return flow.device("cpu", flow.env.get_local_rank())
 
 
+def local_empty(shape: tuple[int, ...], dtype: Any, device: Any) -> Tensor:
+    """A local tensor that is not filled yet, also where the program has ``global_mode`` on."""
+    # flow.zeros makes an nn.Module for it, which a scope's hook would see (0.9.0).
+    with global_mode(False):
+        return flow.empty(shape, dtype=dtype, device=device)
+
+
+def from_array(array: Any) -> Tensor:
+    """A local tensor in host memory with the values of a numpy array, in any ``global_mode``."""
+    with global_mode(False):
+        return flow.tensor(array, device=host())
+
+
 def host_buffer(count: int, dtype: Any) -> Tensor:
     """A local tensor that messages can be sent from and received into, not yet filled."""
     # flow.empty puts a tensor on cpu:0 on every rank unless told otherwise, where OneFlow refuses
-    # to receive; flow.zeros makes an nn.Module for it, which a scope's hook would see (0.9.0).
-    return flow.empty((count,), dtype=dtype, device=host())
+    # to receive.
+    return local_empty((count,), dtype, host())
 
 
 def dtype_name(dtype: Any) -> str:
@@ -205,4 +219,4 @@ _LONG_ROW = 256  # bytes
 
 @lru_cache(maxsize=16)
 def _indices(start: int, count: int) -> Tensor:
-    return flow.tensor(np.arange(start, start + count, dtype=np.int64), device=host())
+    return from_array(np.arange(start, start + count, dtype=np.int64))

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import oneflow as flow
 
-from .._compat import Module, Tensor, this_rank
+from .._compat import Module, Tensor, host, local_empty, this_rank
 from .._signals import uninterrupted
 from .._text import short_repr
 from ..errors import ConversionError, SpecTypeError, SplitUpdateWarning, UnconvertedWarning
@@ -261,7 +261,7 @@ class _State:
         sbp = self.layout.broadcast if kind == _COUNTER else tuple(self.parameter.sbp)
         logical, value = tuple(self.parameter.shape), self.value
         if self.is_ignored:
-            value = flow.empty(() if kind == _COUNTER else logical, dtype=value.dtype)
+            value = local_empty(() if kind == _COUNTER else logical, value.dtype, host())
         path, is_shard = f"{self.label}.{self.name}", kind == _SHARD
         conversion = TensorConversion(path, "state", value, self.layout, sbp, is_shard=is_shard)
         if is_shard:

@@ -18,6 +18,7 @@ import oneflow as flow
 from .. import _compat
 from .._compat import (
     Tensor,
+    from_array,
     host_buffer,
     is_tracing,
     nbytes_of,
@@ -173,7 +174,7 @@ def all_reduce_bytes(data: bytes, decide: Callable[[list[bytes]], bytes]) -> byt
 
 
 def _as_tensor(data: bytes) -> Tensor:
-    return flow.tensor(np.frombuffer(data or b"\0", dtype=np.uint8))
+    return from_array(np.frombuffer(data or b"\0", dtype=np.uint8))
 
 
 def all_true(flags: Sequence[bool]) -> list[bool]:

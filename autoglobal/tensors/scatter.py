@@ -20,6 +20,7 @@ from .._compat import (
     Tensor,
     host,
     item_size,
+    local_empty,
     on_own_device,
     stacked,
     sync,
@@ -153,7 +154,7 @@ class _Message:
             for alike in self._alike.values()
         ]
         whole = next(iter(self._alike.values()))[0].tensor
-        flat = flow.empty((sum(sizes),), dtype=self._dtype, device=_here(whole))
+        flat = local_empty((sum(sizes),), self._dtype, _here(whole))
         recv(self._source, flat)
         start = 0
         for alike, size in zip(self._alike.values(), sizes):
@@ -175,7 +176,7 @@ def _carry_alone(one: TensorConversion, rank: int) -> None:
     if component.dtype == dtype and component.device == device:
         recv(one.layout.first, component)
     else:
-        out = flow.empty(tuple(component.shape), dtype=dtype, device=device)
+        out = local_empty(tuple(component.shape), dtype, device)
         recv(one.layout.first, out)
         component.copy_(out.to(component.dtype))
 
