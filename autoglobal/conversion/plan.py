@@ -303,11 +303,7 @@ class Plan:
     def decide(self) -> bool:
         """Decide for each tensor; what cannot be done is its ``error``. Return whether all can."""
         all_can = True
-        planned = list(self._planned.values())
-        if self.spec.rules.for_all is None:
-            # Buffers last, since by then it is known whether a function names placements.
-            planned.sort(key=lambda one: one.kind == "buffer")
-        for one in planned:
+        for one in self._planned.values():
             try:
                 self._decide(one)
             except ConversionError as error:
@@ -555,17 +551,36 @@ class Plan:
         return decision, decider.node
 
     def _for_buffer(self, met: PlannedTensor) -> Decision:
-        """What ``buffers`` asks for one that the rules say at most the placement of."""
-        spec, rule = met.spec, f"buffers={met.spec.buffers!r}"
-        if spec.buffers is False:
+        """What ``buffers`` asks for one of which the rules say whether and where it is global."""
+        rule = f"buffers={met.spec.buffers!r}"
+        if met.spec.buffers is False:
             return Decision(None, None, rule)
-        layout: PlacementLayout | None = spec.layout
-        found = spec.rules.placement_for(met.owner, met.rule_path, met.tensor, met.label)
-        if found is not None and found.target is not None:
+        rules = met.spec.rules
+        if rules.for_all is None:
+            by, found = self._rule_for_buffer(met)
+        else:
+            by, found = met, rules.for_all
+        layout: PlacementLayout | None = by.spec.layout
+        if found is not None:
+            if found.pattern is not None and (found.target is None or rules.names_placements):
+                self._use(by, found.pattern)
+            if found.target is None:
+                return found
             layout = found.target.layout
         if layout is None:
-            layout = self._nearest(met, met.node)
+            layout = self._nearest(met, by.node)
         return Decision(None, Target(layout, layout.broadcast), rule)
+
+    def _rule_for_buffer(self, met: PlannedTensor) -> tuple[PlannedTensor, Decision | None]:
+        """The name of a buffer that counts, as of a Parameter, and what the rules say of it."""
+        rules = met.spec.rules
+        first = rules.for_buffer(met.owner, met.rule_path, met.tensor, met.label)
+        if first is None or not first.is_specific:
+            for name in met.also or ():
+                found = name.stated()
+                if found is not None and found.is_specific:
+                    return name, found
+        return met, first
 
     def _resolved(self, met: PlannedTensor, node: Node, target: Target) -> Target:
         layout = self._nearest(met, node)

@@ -54,9 +54,10 @@ class SbpRules:
         self._function: Callable[..., Any] | None = None
         self.for_all: Decision | None = None  # what one sbp says
         self.decisions: list[Decision] = []  # of a mapping, in its order
-        # Whether some tensor goes to another placement; of a function once it has said so.
-        self.has_placements = False
+        # Whether a Placed stands in the rules themselves; what a function says is not known yet.
+        self.names_placements = isinstance(sbp, Placed)
         if isinstance(sbp, Mapping):
+            self.names_placements = any(isinstance(value, Placed) for value in sbp.values())
             self.decisions = [self._rule(key, value) for key, value in sbp.items()]
             if not sbp:
                 raise SpecError(
@@ -74,11 +75,6 @@ class SbpRules:
             self._function = sbp
         else:
             self.for_all = Decision(None, self._target(sbp, or_rules=True), "sbp")
-
-    @property
-    def names_placements(self) -> bool:
-        """Whether a :class:`Placed` stands in the rules themselves."""
-        return self.has_placements and self._function is None
 
     def decide(self, owner: Any, path: str, tensor: Any, label: str) -> Decision:
         """What is asked for ``tensor``, which the module ``owner`` holds under ``path``.
@@ -109,10 +105,8 @@ class SbpRules:
                 return decision
         return self.for_all
 
-    def placement_for(self, owner: Any, path: str, tensor: Any, label: str) -> Decision | None:
-        """Of a buffer that is broadcast anyway: what says where; None: it is as for all."""
-        if not self.has_placements:
-            return None
+    def for_buffer(self, owner: Any, path: str, tensor: Any, label: str) -> Decision | None:
+        """Of a buffer that is broadcast anyway: what says whether and where, if anything does."""
         if self._function is not None:
             return self.decide(owner, path, tensor, label)
         return self.stated(type(owner), path)
@@ -120,9 +114,7 @@ class SbpRules:
     def _target(self, value: Any, or_rules: bool = False) -> Target | None:
         if value is None and not or_rules:
             return None
-        target = target_of(value, self._placement, self._is_here, or_rules)
-        self.has_placements |= isinstance(value, Placed)
-        return target
+        return target_of(value, self._placement, self._is_here, or_rules)
 
     def _rule(self, key: Any, value: Any) -> Decision:
         pattern = Pattern(key)

@@ -94,10 +94,10 @@ class global_scope(ScopeContext[ActiveScope]):
         existing: ``"keep"``: what is global already stays the same object with the same sbp.
             ``"error"``: it is an error that names all of it. ``"convert"``: it gets this
             placement and sbp too, as by ``Module.to_global``.
-        buffers: ``"broadcast"``: buffers become global and broadcast, whatever ``sbp`` is
+        buffers: ``"broadcast"``: buffers become global and broadcast, whatever sbp the rules ask
             (OneFlow 0.9.0 never updates a BatchNorm's running statistics when they are split,
-            and says nothing). ``"sbp"``: like Parameters, by the rules. ``False``: they
-            stay local.
+            and says nothing); where a rule says ``None`` they stay local. ``"sbp"``: like
+            Parameters, by the rules. ``False``: they stay local.
         unsplittable: what to do with a tensor whose split axis does not exist or is shorter than
             the ranks it is split over: ``"error"``, or ``"broadcast"`` to make it broadcast
             along that placement dimension (recorded as ``fallback``). A 0-dim tensor is broadcast
