@@ -315,7 +315,8 @@ class _Suspendable:
         with uninterrupted:
             frame, self._frame = self._frame, None
             if frame is not None:
-                frame.resume(self._top)
+                if not self._is_in_force:  # it is where an exception came right before the end
+                    frame.resume(self._top)
                 self._context.take_out(frame)
 
 

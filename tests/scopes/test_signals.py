@@ -8,7 +8,8 @@ import signal
 import pytest
 from oneflow import nn
 
-from autoglobal import global_scope
+from autoglobal import current_scope, global_scope
+from autoglobal.scopes import context
 from tests.helpers.support import B, Model, assert_global, counted, parameter
 
 A = counted(8, 4)
@@ -101,3 +102,25 @@ def test_a_child_that_is_forked_inside_of_a_step_has_its_own_handlers(P):
     codes = [os.waitstatus_to_exitcode(os.waitpid(one, 0)[1]) for one in children]
     assert codes
     assert set(codes) == {9}
+
+
+def test_a_signal_between_the_end_of_a_step_and_its_suspension(P, monkeypatch):
+    """A generator's scope was put on top of itself, and the next assignment looked for ever."""
+
+    @global_scope(P, B)
+    def steps(module):
+        module.new = parameter(A)
+        yield
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    m = Model()
+    with monkeypatch.context() as during:
+        during.setattr(context._InForce, "__exit__", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(steps(m))
+    assert current_scope() is None
+    assert_global(m.new, A, P, B)
+    m.local = parameter(A)
+    assert m.local.is_local
