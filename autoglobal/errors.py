@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import TracebackType
+
 from ._text import printable
 
 
@@ -82,6 +84,13 @@ class SharedMemoryWarning(UserWarning):
     """
 
 
+class HookRemovedWarning(UserWarning):
+    """Somebody has taken the hook off ``nn.Module`` while a scope was open.
+
+    What was assigned after that has stayed local. It is told as the scope closes.
+    """
+
+
 class NeverEnteredWarning(UserWarning):
     """A scope was made and is gone, and nothing ever ran in it."""
 
@@ -92,3 +101,47 @@ class UnconvertedWarning(UserWarning):
 
 class SplitUpdateWarning(UserWarning):
     """An optimizer of OneFlow's does not move a Parameter that is split."""
+
+
+def shorten(traceback: TracebackType | None) -> None:
+    """Of each row of frames of this library leave the first and the last in a traceback.
+
+    What is between them helps nobody who looks for the line of their own that is to be changed.
+    """
+    step = traceback
+    while step is not None:
+        if _is_ours(step):
+            last = step.tb_next
+            while last is not None and _is_ours(last) and last.tb_next is not None:
+                if not _is_ours(last.tb_next):
+                    break
+                last = last.tb_next
+            step.tb_next = last
+        step = step.tb_next
+
+
+def _is_ours(step: TracebackType) -> bool:
+    # Code that exec() runs may have no __name__.
+    return str(step.tb_frame.f_globals.get("__name__")).partition(".")[0] == _OURS
+
+
+_OURS = __name__.partition(".")[0]
+
+
+class _Shortened:
+    """``with shortened:`` the traceback of an error of ours that leaves it is short."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if isinstance(error, AutoglobalError):
+            shorten(traceback)
+
+
+shortened = _Shortened()

@@ -105,7 +105,8 @@ def _start(planned: PlannedTensor, batch: list[TensorConversion]) -> TensorConve
     planned.conversion = conversion
     batch.append(conversion)
     grad = tensor.grad
-    if grad is not None and (grad.is_local or tensor.is_global):
+    # An nn.Graph that has trained leaves gradients that are lazy, and hold no values (0.9.0).
+    if grad is not None and not grad.is_lazy and (grad.is_local or tensor.is_global):
         path = f"{planned.label}.grad"
         conversion.grad = TensorConversion(
             path, "gradient", grad, layout, sbp, is_shard=is_shard, check=spec.check
@@ -205,6 +206,8 @@ def _put(
         now = known
     else:
         grad = old.grad if conversion.grad is None else conversion.grad.result
+        if grad is not None and grad.is_lazy:
+            grad = None
         if isinstance(old, nn.Parameter):
             now = make_global(old, conversion.result, grad)
         else:

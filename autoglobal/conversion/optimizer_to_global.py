@@ -12,7 +12,13 @@ import oneflow as flow
 from .._compat import Module, Tensor, host, local_empty, this_rank
 from .._signals import uninterrupted
 from .._text import short_repr
-from ..errors import ConversionError, SpecTypeError, SplitUpdateWarning, UnconvertedWarning
+from ..errors import (
+    ConversionError,
+    SpecTypeError,
+    SplitUpdateWarning,
+    UnconvertedWarning,
+    shortened,
+)
 from ..layout.placement import PlacementLayout, Shape, layout_of
 from ..layout.sbp import BROADCAST, show_sbp, split_axis
 from ..layout.spec import TIMEOUT, check_options
@@ -79,13 +85,14 @@ def optimizer_to_global(
         SplitUpdateWarning: ``LAMB`` with a split Parameter, which OneFlow 0.9.0 does not move.
             Both on rank 0 alone.
     """
-    check_optimizer(optimizer)
-    check_options({"timeout": timeout})
-    if state_dict is None:
-        follow(optimizer, timeout)
-    else:
-        _load(optimizer, state_dict, timeout)
-    return optimizer
+    with shortened:
+        check_optimizer(optimizer)
+        check_options({"timeout": timeout})
+        if state_dict is None:
+            follow(optimizer, timeout)
+        else:
+            _load(optimizer, state_dict, timeout)
+        return optimizer
 
 
 def follow(optimizer: Any, timeout: float) -> None:

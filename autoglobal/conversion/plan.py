@@ -503,7 +503,7 @@ class Plan:
         grad = met.tensor.grad if met.tensor.is_leaf else None
         if (grad is None and met.tensor.is_leaf) or not met.changes:
             return
-        if grad is not None and tuple(grad.shape) != met.shape:
+        if grad is not None and not grad.is_lazy and tuple(grad.shape) != met.shape:
             met.sbp = None
             raise ConversionError(
                 f"{met.label}: its gradient has another shape. Expected: {met.shape}, that of the "

@@ -13,7 +13,7 @@ from .._compat import Module, Tensor, item_size
 from ..layout.placement import PlacementLayout, Shape
 from ..layout.sbp import NdSbp
 from ..layout.spec import Kind
-from ..modules.registry import TENSOR_STORES, join, store
+from ..modules.registry import TENSOR_STORES, children, join, store
 from ..modules.tree import topmost, walk
 from ..ranks.collectives import traffic
 
@@ -352,5 +352,5 @@ class Records:
                         continue
                     if (id(ref(module)), name) not in self._unchanged:
                         found.add(id(tensor))
-            waiting += [one for one in store(module, "_modules").values() if one is not None]
+            waiting += [child for _, child in children(module)]
         return len(found)

@@ -15,6 +15,7 @@ from .._signals import uninterrupted
 from .._text import one_line, printable
 from ..errors import (
     DivergenceError,
+    HookRemovedWarning,
     LateRuleWarning,
     SharedMemoryWarning,
     TiedRulesWarning,
@@ -73,6 +74,7 @@ class Session:
         self._tied: dict[tuple[int, str], Decision] = {}
         self._late: dict[Pattern, str] = {}
         self._kept_otherwise: dict[Pattern, str] = {}
+        self._unhooked: Sequence[str] = ()
         self._is_scope = is_scope
         self._is_whole = is_scope  # not one assignment of several, as of a decorated class
         self._is_over = False  # the other ranks wait for nothing more of it
@@ -380,6 +382,10 @@ class Session:
         for by, label, stated in others:
             yield conflict(firsts.get(id(by.tensor), by.label), by.decision, label, stated)
 
+    def note_unhooked(self, methods: Sequence[str]) -> None:
+        """Somebody has taken the hook off these methods of ``nn.Module`` while this was open."""
+        self._unhooked = methods
+
     def warn(self, shared: Sequence[str] = ()) -> None:
         """Name the patterns that decided nothing, and those that differ over a tied tensor.
 
@@ -387,7 +393,7 @@ class Session:
 
         Raises :class:`ConversionError` for the former with ``unused="error"``.
         """
-        if not (self.spec.rules.decisions or self._conflicts or shared):
+        if not (self.spec.rules.decisions or self._conflicts or shared or self._unhooked):
             return
         ties = [*self._conflicts, *self._ties()]
         unused = unused_rules(self.spec, self._used, self._seen, self._kept_otherwise)
@@ -398,10 +404,21 @@ class Session:
             *((message, LateRuleWarning) for message in self._late.values()),
             *((message, UnusedRuleWarning) for message in unused),
             *((message, SharedMemoryWarning) for message in shared),
+            *((_of_unhooked(one), HookRemovedWarning) for one in self._unhooked),
         ]
         self._conflicts, self._late = [], {}
         for message, category in messages:
             warn_caller(message, category)
+
+
+def _of_unhooked(method: str) -> str:
+    return (
+        f"nn.Module.{method} was set inside of the scope to a function that does not come to the "
+        "scope's hook, such as the one that was there before another library's patch. Expected: "
+        "what is patched inside of a scope calls what it finds. Received: another method; what was "
+        "assigned by it has stayed local. Undo the patch after the scope, or write "
+        "local_to_global(module, placement, sbp)"
+    )
 
 
 def tell_refused(what: str, error: Exception, check: bool, timeout: float) -> None:

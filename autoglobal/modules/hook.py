@@ -8,19 +8,22 @@ the time (``make bench``).
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from contextvars import ContextVar
-from functools import partial, wraps
+from functools import partial, update_wrapper
 from typing import Any, Literal, Optional, Protocol, cast
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 import wrapt
 from oneflow import Tensor
 from oneflow.nn import Module, Parameter
 
+from ..errors import AutoglobalError, shorten
 from .registry import NON_PERSISTENT, PASSES_ON
 
 Wrapper = Callable[..., Any]
@@ -80,7 +83,7 @@ def _kind_of(
     module: Any, method: str, name: Any, value: Any
 ) -> Literal["parameter", "buffer", "module"] | None:
     """What OneFlow registers a value as in a call of this method of ``nn.Module``."""
-    if not isinstance(module, Module):
+    if not isinstance(module, Module) or not isinstance(name, str):
         return None
     held = module.__dict__
     parameters, buffers = held.get("_parameters"), held.get("_buffers")
@@ -128,9 +131,17 @@ _TENSORS = (Parameter, Tensor)  # these very types; of others is_global may be a
 _watchers: list[None] = []
 
 
+class _Probe:
+    """What is assigned to see whether a hook is still there."""
+
+    is_seen = False
+
+
 def _handler_for(find: Find, module: Any, name: Any, value: Any) -> Handler | None:
     """The handler in force, None where the call concerns none."""
     if not isinstance(value, (Tensor, Module)):
+        if type(value) is _Probe:
+            value.is_seen = True
         return None
     now = under_way.get()
     if now is not None and now.value is value and now.module is module and now.name is name:
@@ -138,9 +149,11 @@ def _handler_for(find: Find, module: Any, name: Any, value: Any) -> Handler | No
     return find(module)
 
 
+# In the hooks there is no lambda: a variable that it captures makes every call slower. Nor is there
+# a comment right above one, which help() would take for its documentation.
+
+
 def _setattr_hook(wrapped: Wrapper, find: Find, method: str) -> Wrapper:
-    # No lambda below: a variable that it captures makes every call of the hook slower.
-    @wraps(wrapped)
     def __setattr__(self: Any, name: str, value: Any) -> Any:
         # The quick ways out; the first is for what is assigned in the longest loops.
         kind = type(value)
@@ -152,7 +165,13 @@ def _setattr_hook(wrapped: Wrapper, find: Find, method: str) -> Wrapper:
         if (handler := _handler_for(find, self, name, value)) is None:
             return wrapped(self, name, value)
         forward = partial(wrapped, self, name, value)
-        return handler.on_assign(Assignment(forward, self, method, name, value, sys._getframe(1)))
+        try:
+            return handler.on_assign(
+                Assignment(forward, self, method, name, value, sys._getframe(1))
+            )
+        except AutoglobalError as error:
+            shorten(error.__traceback__)
+            raise
 
     return __setattr__
 
@@ -161,7 +180,7 @@ def _register_hook(wrapped: Wrapper, find: Find, method: str, keyword: str) -> W
     names = ("self", "name", keyword)
 
     # The named arguments are for speed: OneFlow's __setattr__ calls register_parameter with two.
-    @wraps(wrapped)
+
     def register(
         self: Any = _ABSENT,
         name: Any = _ABSENT,
@@ -182,7 +201,13 @@ def _register_hook(wrapped: Wrapper, find: Find, method: str, keyword: str) -> W
             value, self, name = call.get(keyword), call.get("self"), call.get("name")
         if (handler := _handler_for(find, self, name, value)) is None:
             return forward()
-        return handler.on_assign(Assignment(forward, self, method, name, value, sys._getframe(1)))
+        try:
+            return handler.on_assign(
+                Assignment(forward, self, method, name, value, sys._getframe(1))
+            )
+        except AutoglobalError as error:
+            shorten(error.__traceback__)
+            raise
 
     return register
 
@@ -200,6 +225,58 @@ _METHODS: dict[str, Callable[[Wrapper, Find], Wrapper]] = {
 }
 
 
+def _hook(wrapped: Any, method: str, find: Find) -> Wrapper:
+    """The hook for a method, on top of what is there, and looking like it."""
+    hook = _METHODS[method](_as_function(wrapped), find)
+    return _looking_like(wrapped, hook)
+
+
+def _as_function(wrapped: Any) -> Wrapper:
+    """What takes the module as its first argument, and has Python's own way to pass it on.
+
+    Below the hook may be any descriptor, such as a wrapper of another library, which sees its
+    instance only where it is bound.
+    """
+    if type(wrapped) is types.FunctionType:
+        return wrapped
+    get = getattr(type(wrapped), "__get__", None)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not args:
+            return wrapped(**kwargs)
+        module, *rest = args
+        bound = wrapped if get is None else get(wrapped, module, type(module))
+        return bound(*rest, **kwargs)
+
+    return call
+
+
+def _looking_like(wrapped: Any, hook: Any) -> Wrapper:
+    update_wrapper(hook, wrapped)
+    # Else inspect.getfullargspec, which follows no __wrapped__, shows the hook's own parameters.
+    signature = _signature_of(wrapped)
+    if signature is not None:
+        hook.__signature__ = signature
+    return cast(Wrapper, hook)
+
+
+# Of plain functions, because each scope that puts the hook on comes here.
+_signatures: WeakKeyDictionary[Any, inspect.Signature] = WeakKeyDictionary()
+
+
+def _signature_of(function: Any) -> inspect.Signature | None:
+    is_plain = type(function) is types.FunctionType and not function.__dict__
+    if is_plain and function in _signatures:
+        return _signatures[function]
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+    if is_plain:
+        _signatures[function] = signature
+    return signature
+
+
 def watch_global() -> None:
     """From now on, show handlers global tensors too."""
     _watchers.append(None)
@@ -213,6 +290,7 @@ class Installer:
         self._lock = threading.Lock()
         self._users = 0
         self._wrappers: dict[str, Wrapper] = {}
+        self._lost: dict[str, None] = {}  # methods that it was taken off while it was to be on
         # Weak: a wrapper that nobody else holds cannot come back.
         self._left_on: list[tuple[str, ref[Wrapper]]] = []
 
@@ -225,26 +303,50 @@ class Installer:
         with self._lock:
             if self._users == 0:
                 self._take_off()
-                for name, factory in _METHODS.items():
-                    # wrapt's types ask for a proxy; a plain function is one of its documented uses.
-                    self._wrappers[name] = wrapt.wrap_object(
-                        Module, name, cast(Any, factory), (self._find,)
-                    )
+                self._put_on(_METHODS)
+            else:
+                self._put_on(self._lost_now())
             self._users += 1
             if watch_global:
                 _watchers.append(None)
 
-    def release(self, watch_global: bool) -> None:
-        """Undo one :meth:`acquire` of the same argument; the last one takes the hook off."""
+    def release(self, watch_global: bool) -> list[str]:
+        """Undo one :meth:`acquire` of the same argument; the last one takes the hook off.
+
+        Returns the methods that somebody else has taken it off meanwhile.
+        """
         with self._lock:
+            self._lost_now()
+            lost = list(self._lost)
             if watch_global:
                 _watchers.pop()
             self._users -= 1
             if self._users == 0:
-                self._left_on += [(name, ref(wrapper)) for name, wrapper in self._wrappers.items()]
-                wrappers, self._wrappers = self._wrappers, {}
+                self._lost.clear()
+                for name in [*self._wrappers]:
+                    self._leave(name)
                 self._take_off()
-                del wrappers
+            return lost
+
+    def _put_on(self, methods: Iterable[str]) -> None:
+        for name in methods:
+            self._leave(name)
+            # wrapt's types ask for a proxy; a plain function is one of its documented uses.
+            self._wrappers[name] = wrapt.wrap_object(
+                Module, name, cast(Any, _hook), (name, self._find)
+            )
+
+    def _leave(self, name: str) -> None:
+        """From now on the wrapper of a method, if there is one, is to be off."""
+        wrapper = self._wrappers.pop(name, None)
+        if wrapper is not None:
+            self._left_on.append((name, ref(wrapper)))
+
+    def _lost_now(self) -> list[str]:
+        """The methods that do not come to the hook any more."""
+        lost = [name for name, wrapper in self._wrappers.items() if not _is_on(name, wrapper)]
+        self._lost.update(dict.fromkeys(lost))
+        return lost
 
     def _take_off(self) -> None:
         # Another library's wrapper on top of ours is left alone: wrapt splices ours out below its
@@ -262,6 +364,26 @@ _BELOW = (
 )
 
 
+def _is_on(name: str, wrapper: Wrapper) -> bool:
+    """Whether a call of a method comes to the hook."""
+    now = vars(Module)[name]
+    for _ in range(_DEEP):
+        if now is wrapper:
+            return True
+        below = getattr(now, "__wrapped__", None)
+        if below is None:
+            break
+        now = below
+    # What is there now, a function that does not say what it calls, has to be tried.
+    probe = _Probe()
+    with suppress(Exception):
+        getattr(Module, name)(Module(), "probe", probe)
+    return probe.is_seen
+
+
+_DEEP = 100  # wrappers on top of each other
+
+
 def _is_off(name: str, wrapper: ref[Wrapper]) -> bool:
     ours = wrapper()
     if ours is None:
@@ -275,26 +397,29 @@ def _is_off(name: str, wrapper: ref[Wrapper]) -> bool:
 
 def put_on_class(kind: type, find: Find) -> None:
     """Put the hook on one class for good; its subclasses' instances come to it too."""
-    for name, factory in _METHODS.items():
+    for name in _METHODS:
         inherited = name not in vars(kind)
         if inherited:
             # Not the method that is there now: a scope's hook, or another library's, may come on
             # to Module later, and go.
             setattr(kind, name, _inherited(kind, name))
-        wrapt.wrap_object(kind, name, cast(Any, factory), (find,))
+        wrapt.wrap_object(kind, name, cast(Any, _hook), (name, find))
         if inherited and name == "__setattr__" and kind.__bases__ == (Module,):
             wrapt.wrap_object(kind, name, cast(Any, _short_cut), (kind,))
+        if inherited:
+            own = vars(kind)[name]
+            setattr(own, PASSES_ON, ref(own))
 
 
 def _short_cut(wrapped: Wrapper, kind: type) -> Wrapper:
-    # For the many plain attributes: no super() where nothing can stand between kind and Module.
-    @wraps(wrapped)
+    """For the many plain attributes: no super() where nothing can be between kind and Module."""
+
     def __setattr__(self: Any, name: str, value: Any) -> Any:
         if type(value) in _PLAIN and type(self) is kind:
             return Module.__setattr__(self, name, value)
         return wrapped(self, name, value)
 
-    return __setattr__
+    return _looking_like(wrapped, __setattr__)
 
 
 def _inherited(kind: Any, name: str) -> Wrapper:
@@ -304,9 +429,9 @@ def _inherited(kind: Any, name: str) -> Wrapper:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return getattr(super(kind, self), name)(*args, **kwargs)
 
-    forward: Any = __setattr__ if name == "__setattr__" else method
-    original = getattr(Module, name)
-    forward.__name__, forward.__qualname__ = name, original.__qualname__
-    forward.__doc__ = original.__doc__
-    setattr(forward, PASSES_ON, True)
-    return cast(Wrapper, forward)
+    forward = _looking_like(
+        inspect.unwrap(getattr(Module, name)), __setattr__ if name == "__setattr__" else method
+    )
+    # As of a method that the class defines, which pickle finds by these.
+    forward.__module__, forward.__qualname__ = kind.__module__, f"{kind.__qualname__}.{name}"
+    return forward

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
+from weakref import CallableProxyType
 
 import oneflow as flow
 from oneflow import nn
@@ -23,13 +23,35 @@ TENSOR_STORES: tuple[tuple[Kind, str], ...] = (("parameter", "_parameters"), ("b
 NON_PERSISTENT = "_non_persistent_buffers_set"
 # The methods of nn.Module that register a tensor or a module.
 METHODS = ("__setattr__", "register_parameter", "register_buffer", "add_module")
-PASSES_ON = "_autoglobal_passes_on"  # marks a method that a class has from us alone
+# Marks a method that a class has from us alone, by a weak reference to that very function: what
+# functools.wraps copies to another one marks nothing.
+PASSES_ON = "_autoglobal_passes_on"
 
 
 def store(module: Module, which: str) -> dict[str, Any]:
     """One of the module's :data:`STORES`, empty where its ``__init__`` has not run."""
     found: dict[str, Any] | None = module.__dict__.get(which)
     return {} if found is None else found
+
+
+def real(module: Module | None) -> Module | None:
+    """The module that a ``weakref.proxy`` stands for, None once it is gone; else the module."""
+    if type(module) is not CallableProxyType:
+        return module
+    try:
+        return module.__repr__.__self__  # type: ignore[attr-defined]
+    except ReferenceError:
+        return None
+
+
+def children(module: Module) -> list[tuple[str, Module]]:
+    """The modules that one holds directly, with their names."""
+    found = []
+    for name, held in store(module, "_modules").items():
+        child = real(held)
+        if child is not None:
+            found.append((name, child))
+    return found
 
 
 def join(path: str, name: str) -> str:
@@ -44,9 +66,14 @@ def has_own_methods(module: Module, names: tuple[str, ...] = METHODS) -> bool:
             break
         for name in names:
             own = vars(kind).get(name)
-            if own is not None and not getattr(inspect.unwrap(own), PASSES_ON, False):
+            if own is not None and not _passes_on(own):
                 return True
     return False
+
+
+def _passes_on(method: Any) -> bool:
+    mark = getattr(method, PASSES_ON, None)
+    return mark is not None and mark() is method
 
 
 # What was meant where something else than a module is given.

@@ -15,7 +15,7 @@ from oneflow import Tensor, nn
 from .._compat import Module
 from ..layout.spec import GlobalSpec, Kind
 from .decorated import known_spec
-from .registry import NON_PERSISTENT, STORES, TENSOR_STORES, join, store
+from .registry import NON_PERSISTENT, STORES, TENSOR_STORES, children, join, real, store
 
 # What OneFlow keeps for itself in a module's __dict__: the registry, a cache of _apply, the weights
 # that an RNN lists anew in each forward pass, DistributedDataParallel's buckets for gradients.
@@ -72,8 +72,8 @@ class Node:
         return self
 
     def children(self, spec_of: SpecOf | None, skip: Container[str] = ()) -> Iterator[Node]:
-        for name, child in store(self.module, "_modules").items():
-            if child is not None and name not in skip:
+        for name, child in children(self.module):
+            if name not in skip:
                 path = join(self.path, name)
                 # Nearly always one string: rules see another path below a class that states one.
                 same = self.rule_path is self.path
@@ -111,7 +111,7 @@ def walk(
     names of a module that are not to be followed.
     """
     met: set[int] = set()
-    first = Node(root, path, module, spec, above=above).let_state(spec_of)
+    first = Node(root, path, real(module), spec, above=above).let_state(spec_of)
     names: Counter[int] = Counter()  # of modules below one that was met before
     # With each node: at or below which node of a module that was met before it lies.
     waiting: list[tuple[Node, Node | None]] = [(first, None)]
@@ -139,7 +139,7 @@ def topmost(modules: Sequence[Module]) -> list[Module]:
     """Those of the modules that are not below another one of them."""
     below: set[int] = set()
     for module in modules:
-        for child in store(module, "_modules").values():
+        for _, child in children(module):
             _reach(child, below)
     roots = [module for module in modules if id(module) not in below]
     reached: set[int] = set()
@@ -152,20 +152,19 @@ def topmost(modules: Sequence[Module]) -> list[Module]:
     return roots
 
 
-def _reach(module: Module | None, reached: set[int]) -> None:
+def _reach(module: Module, reached: set[int]) -> None:
     """Add a module and all below it to those that are reached, and look below none of these."""
     waiting = [module]
     while waiting:
         one = waiting.pop()
-        if one is not None and id(one) not in reached:
+        if id(one) not in reached:
             reached.add(id(one))
-            waiting += store(one, "_modules").values()
+            waiting += [child for _, child in children(one)]
 
 
 def _holds_itself(module: Module) -> bool:
     """Whether a module is below itself."""
-    children = (child for child in store(module, "_modules").values() if child is not None)
-    return any(node.module is module for child in children for node in walk(child))
+    return any(node.module is module for _, child in children(module) for node in walk(child))
 
 
 def tensors(module: Module) -> Iterator[tuple[str, Tensor]]:

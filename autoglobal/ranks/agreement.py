@@ -201,11 +201,19 @@ def _divergence(proposal: Proposal) -> DivergenceError:
     path, own, words = _statement(mine[part], at)
     other, theirs = next((k, one) for k, one in zip((0, rank), both) if one[:2] != [path, own])
     path = path or theirs[0] or proposal.title.path
+    expected = (
+        "every rank makes the same assignments in the same order, and opens and closes the same "
+        "scopes. Look there for what depends on the rank, on its data or on the order of a set"
+    )
+    if part == _OPTIONS and words.startswith(("placement=", "sbp={")) and "placement" in words:
+        expected = (
+            "the same placement on every rank. Where each group of ranks has a module of its own, "
+            "write one scope or call for each placement, one after the other, and let all ranks "
+            "go through all of them: a rank that a placement leaves out holds no part of it"
+        )
     return DivergenceError(
         f"{path}{': ' * bool(path)}the ranks do not agree. This rank (rank {this_rank()}): "
-        f"{words}; rank {other}: {theirs[2]}. Expected: every rank makes the same assignments in "
-        "the same order, and opens and closes the same scopes. Look there for what depends on the "
-        "rank, on its data or on the order of a set"
+        f"{words}; rank {other}: {theirs[2]}. Expected: {expected}"
     )
 
 

@@ -105,6 +105,7 @@ class ActiveScope(Frame, ConversionRecord):
                 add_note(error, self.spec.when == "assign")
         try:
             with session.running(what, left_by=error):
+                session.note_unhooked(self.unhooked)
                 if error is None and self.deferred is not None:
                     session.convert(self.deferred.add_to, "close", "", what)
                 elif error is None:

@@ -12,7 +12,7 @@ from .._compat import Module
 from .._signals import uninterrupted
 from .._text import short_repr
 from ..conversion.session import Session, tell_refused
-from ..errors import ConversionError, SpecError, SpecTypeError
+from ..errors import ConversionError, SpecError, SpecTypeError, shortened
 from ..layout.placed import check_type
 from ..layout.rules import SbpRules, check_signature
 from ..layout.sbp import BROADCAST
@@ -300,21 +300,24 @@ def auto_global(placement: Any, sbp: Any = _ABSENT, **options: Any) -> Any:
             instance's global tensors are on several placements, which it names, and where a
             function returns what is no placement, or one that is not there.
     """
-    if sbp is not _ABSENT:
-        _check_options(options)
-        # A function, as far as it is none of those that people pass by mistake.
-        asks = callable(placement) and not isinstance(placement, (type, flow.sbp.sbp, nn.Module))
-        return _Decorator((_Asking if asks else _Fixed)(placement, sbp, options))
-    kind = _checked(placement)
-    if options:
-        raise SpecTypeError(
-            "auto_global takes options only with a placement and an sbp. Received: "
-            f"{short_repr(options)}. "
-            "Write @auto_global(placement, sbp, ...)"
-        )
-    with uninterrupted:
-        decorate(kind, _Following(), find)
-        return kind
+    with shortened:
+        if sbp is not _ABSENT:
+            _check_options(options)
+            # A function, as far as it is none of those that people pass by mistake.
+            asks = callable(placement) and not isinstance(
+                placement, (type, flow.sbp.sbp, nn.Module)
+            )
+            return _Decorator((_Asking if asks else _Fixed)(placement, sbp, options))
+        kind = _checked(placement)
+        if options:
+            raise SpecTypeError(
+                "auto_global takes options only with a placement and an sbp. Received: "
+                f"{short_repr(options)}. "
+                "Write @auto_global(placement, sbp, ...)"
+            )
+        with uninterrupted:
+            decorate(kind, _Following(), find)
+            return kind
 
 
 def _check_options(options: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar, cast
 from .._signals import uninterrupted
 from .._text import short_repr
 from ..conversion.session import warn_at
-from ..errors import AutoglobalError, NeverEnteredWarning, SpecTypeError
+from ..errors import AutoglobalError, NeverEnteredWarning, SpecTypeError, shorten
 from .stack import Frame, open_frames
 
 Function = Callable[..., Any]
@@ -125,6 +125,8 @@ class ScopeContext(Generic[Opened]):
                     self.take_out(frame)
             if frame is not None:
                 self.finish(frame, stop)
+            if isinstance(stop, AutoglobalError):
+                shorten(stop.__traceback__)
             raise
 
     def _own_frame(self) -> Frame | None:

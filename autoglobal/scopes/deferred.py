@@ -13,7 +13,7 @@ from ..conversion.plan import Plan
 from ..conversion.records import mark
 from ..conversion.session import Session
 from ..modules.hook import Assignment
-from ..modules.registry import STORES, join, store
+from ..modules.registry import STORES, children, join, store
 from ..modules.tree import topmost, walk
 
 
@@ -69,8 +69,8 @@ class Deferred:
             for node in walk(root, root=label, skip=self._names_of):
                 names = self._names_of(node.module)
                 plan.add_names(node, names)
-                for name, child in store(node.module, "_modules").items():
-                    if child is not None and name in names:
+                for name, child in children(node.module):
+                    if name in names:
                         plan.add_tree(label, child, join(node.path, name), node)
             if plan.spec.same_placement:
                 plan.look_at(label, root)

@@ -19,7 +19,8 @@ MARK = "autoglobal: "
 # Words of OneFlow's, not of those who write "local" or "global" in an error of their own.
 _ABOUT_LOCAL_AND_GLOBAL = re.compile(
     r"Only (local|global) tensors? |inconsistent attributes|global, local|local, global"
-    r"|in current model is global tensor|random source op only support broadcast or split"
+    r"|expected for global tensor|in current model is global tensor"
+    r"|random source op only support broadcast or split"
 )
 _MIXED = re.compile(r"inconsistent attributes|Only (local|global) tensor can be assigned")
 

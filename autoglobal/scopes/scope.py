@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._signals import uninterrupted
 from .._text import short_repr
-from ..errors import SpecTypeError
+from ..errors import SpecTypeError, shortened
 from ..layout.spec import (
     TIMEOUT,
     Buffers,
@@ -162,19 +162,20 @@ class global_scope(ScopeContext[ActiveScope]):
         timeout: float = TIMEOUT,
         unused: Unused = "warn",
     ) -> None:
-        self._spec = GlobalSpec(
-            placement=placement,
-            sbp=sbp,
-            source=source,
-            when=when,
-            existing=existing,
-            buffers=buffers,
-            unsplittable=unsplittable,
-            same_placement=same_placement,
-            check=check,
-            timeout=timeout,
-            unused=unused,
-        )
+        with shortened:
+            self._spec = GlobalSpec(
+                placement=placement,
+                sbp=sbp,
+                source=source,
+                when=when,
+                existing=existing,
+                buffers=buffers,
+                unsplittable=unsplittable,
+                same_placement=same_placement,
+                check=check,
+                timeout=timeout,
+                unused=unused,
+            )
         super().__init__()  # last: one that is refused was never made
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -76,6 +76,7 @@ class Frame:
         self.block = current_block.get()  # a scope that the ranks meet in has one of its own
         self.closed = False
         self.thread = threading.get_ident()
+        self.unhooked: list[str] = []  # methods that the hook was taken off while it was open
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # a copy tells of nothing, and is not open
@@ -99,7 +100,7 @@ class Frame:
         top = innermost()
         self.closed = True
         if self.handler is not None:
-            installer.release(self.watch_global)
+            self.unhooked = installer.release(self.watch_global)
         if top is self:
             _put(self.outer)
         else:

@@ -125,7 +125,8 @@ def test_a_function_that_names_no_placement_is_asked_about_buffers_too(P):
     asked, norm = [], nn.BatchNorm1d(8)
     local_to_global(norm, P, lambda owner, path, value: asked.append(path) or S0)
     assert asked == ["weight", "bias", "running_mean", "running_var", "num_batches_tracked"]
-    assert norm.weight.sbp == tuple(like(P, S0)) and norm.running_mean.sbp == tuple(like(P, B))
+    assert norm.weight.sbp == tuple(like(P, S0))
+    assert norm.running_mean.sbp == tuple(like(P, B))
 
 
 def test_values_and_gradients_go_to_their_placement(stages):

@@ -32,8 +32,8 @@ from oneflow import nn
 
 from autoglobal import (
     ActiveScope, AutoglobalError, ConversionError, ConversionRecord, DivergenceError,
-    LateRuleWarning, NeverEnteredWarning, OneFlowMissing, Kept, Left, Placed, Preview, Record,
-    Report,
+    HookRemovedWarning, LateRuleWarning, NeverEnteredWarning, OneFlowMissing, Kept, Left, Placed,
+    Preview, Record, Report,
     SharedMemoryWarning, SpecError, SpecTypeError, SplitUpdateWarning, TiedRulesWarning,
     UnconvertedWarning, UnusedRuleWarning, __version__, auto_global, current_scope, describe,
     global_scope, local_scope, local_to_global, nearest, optimizer_to_global,
@@ -120,8 +120,8 @@ as_usual: tuple[type[ValueError], type[TypeError], type[ImportError], type[Runti
     SpecError, SpecTypeError, OneFlowMissing, ConversionError,
 )
 warnings: list[type[UserWarning]] = [
-    LateRuleWarning, NeverEnteredWarning, SharedMemoryWarning, SplitUpdateWarning,
-    UnconvertedWarning, TiedRulesWarning, UnusedRuleWarning,
+    HookRemovedWarning, LateRuleWarning, NeverEnteredWarning, SharedMemoryWarning,
+    SplitUpdateWarning, UnconvertedWarning, TiedRulesWarning, UnusedRuleWarning,
 ]
 
 global_scope(P, B, when="later")  # error: arg-type

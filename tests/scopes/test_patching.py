@@ -34,7 +34,7 @@ def on_all_classes() -> dict:
     while classes:
         cls = classes.pop()
         classes += type.__subclasses__(cls)
-        found[cls] = {name: vars(cls)[name] for name in METHODS if name in vars(cls)}
+        found[id(cls)] = {name: vars(cls)[name] for name in METHODS if name in vars(cls)}
     return found
 
 
