@@ -156,7 +156,10 @@ def describe(module: Any) -> Report:
     - local Parameters on one memory (``b.weight.data = a.weight.data``), which are two tensors once
       they are global; as far as :class:`autoglobal.SharedMemoryWarning` knows them;
     - instances of a class under a bare ``@auto_global`` that hold no global tensor to follow;
-    - running statistics of a BatchNorm that are split, which OneFlow 0.9.0 never updates.
+    - running statistics of a BatchNorm that are split, which OneFlow 0.9.0 never updates;
+    - a BatchNorm1d in training mode that follows a Linear whose weight is split in the same
+      ``nn.Sequential``, with nothing but activations between: each rank takes the statistics of
+      its own rows.
 
     Looking changes nothing, sends nothing to other ranks and runs no operation, so that any rank
     and any thread may do it alone. (Where local Parameters lie is known once their values are: it

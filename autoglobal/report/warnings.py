@@ -12,10 +12,17 @@ from .._compat import in_one_memory
 from ..layout.placement import layout_of
 from ..layout.sbp import NdSbp, show_sbp, split_axis
 from ..modules.decorated import follows
+from ..modules.registry import join, store
 from ..modules.tree import Held, Name, Node
 from .rows import Row, show_placement
 
 _SHOWN = 4  # paths in one sentence
+# Layers that leave each number in its place, so that what was split stays split.
+_ELEMENTWISE = {
+    *(nn.CELU, nn.Dropout, nn.ELU, nn.GELU, nn.Hardshrink, nn.Hardsigmoid, nn.Hardswish),
+    *(nn.Hardtanh, nn.Identity, nn.LeakyReLU, nn.LogSigmoid, nn.Mish, nn.QuickGELU, nn.ReLU),
+    *(nn.ReLU6, nn.SELU, nn.SiLU, nn.Sigmoid, nn.Softplus, nn.Softshrink, nn.Softsign, nn.Tanh),
+}
 
 
 @dataclass(frozen=True)
@@ -25,10 +32,11 @@ class ReportWarning:
     ``kind`` is ``"local"`` (local tensors in a module that holds global ones), ``"attribute"``
     (local tensors that are kept and not registered), ``"tied"`` (classes state, or rules ask,
     different layouts for one tensor), ``"placements"`` (there are several), ``"statistics"`` (a
-    BatchNorm's running statistics that are split, and so never updated), ``"memory"``
-    (Parameters of their own share one) or ``"follows"`` (a bare ``@auto_global`` had nothing to
-    follow). A preview has ``"unused"`` (a rule that decides nothing; no
-    paths) and ``"kept"`` (global already, with another layout than a rule asks) as well.
+    BatchNorm's running statistics that are split, and so never updated), ``"features"`` (a
+    BatchNorm1d right after a Linear whose weight is split), ``"memory"`` (Parameters of their own
+    share one) or ``"follows"`` (a bare ``@auto_global`` had nothing to follow). A preview has
+    ``"unused"`` (a rule that decides nothing; no paths) and ``"kept"`` (global already, with
+    another layout than a rule asks) as well.
     """
 
     kind: Literal[
@@ -37,6 +45,7 @@ class ReportWarning:
         "tied",
         "placements",
         "statistics",
+        "features",
         "memory",
         "follows",
         "unused",
@@ -66,6 +75,7 @@ def warnings_of(
         *_tied(held),
         *_placements(rows),
         *_statistics(rows, held),
+        *_features(rows, held),
         *_in_one_memory(held if local is None else local),
         *_followers(rows, held),
     )
@@ -131,6 +141,61 @@ def _statistics(rows: Sequence[Row], held: Sequence[Held]) -> Iterator[ReportWar
             "them, and does not say so. Write buffers='broadcast', or to_global(sbp="
             "flow.sbp.broadcast)",
         )
+
+
+def _features(rows: Sequence[Row], held: Sequence[Held]) -> Iterator[ReportWarning]:
+    """A BatchNorm1d that an nn.Sequential hands the features of a split Linear.
+
+    OneFlow cuts such an input by the batch, whichever axis of the weight is split and however the
+    data is, so that what goes into the Linear need not be known.
+    """
+    cut = {id(tensor) for row, (tensor, _) in zip(rows, held) if _is_cut(row)}
+    local = {id(tensor) for row, (tensor, _) in zip(rows, held) if not row.is_global}
+    nodes = {
+        id(node.module): node
+        for _, names in held
+        for name in names
+        if (node := name.node.above) is not None and type(node.module) is nn.Sequential
+    }
+    found = []
+    for node in nodes.values():
+        linear = None  # the name of the one whose features come along
+        for name, layer in store(node.module, "_modules").items():
+            if linear is not None and _normalises_the_batch(layer, local):
+                found.append((join(node.path, linear), join(node.path, name)))
+            if _has_hooks(layer) or type(layer) not in _ELEMENTWISE:
+                linear = None
+            if not _has_hooks(layer) and type(layer) is nn.Linear:
+                weight = store(layer, "_parameters").get("weight")
+                linear = name if id(weight) in cut else None
+    if found:
+        yield ReportWarning(
+            "features",
+            tuple(path for _, path in found),
+            "a BatchNorm1d after a Linear whose weight is split: "
+            f"{listed([f'{path} after {linear}' for linear, path in found])}. OneFlow 0.9.0 cuts "
+            "its input by the batch: each rank takes the statistics of its own rows, and nothing "
+            "says so. Write x.to_global(sbp=flow.sbp.broadcast) between the two, or broadcast the "
+            "weight",
+        )
+
+
+def _normalises_the_batch(layer: Any, local: set[int]) -> bool:
+    """Whether it is a global BatchNorm1d that takes the statistics of what it is given."""
+    if type(layer) is not nn.BatchNorm1d or _has_hooks(layer):
+        return False
+    buffers = store(layer, "_buffers")
+    tensors = [*store(layer, "_parameters").values(), *buffers.values()]
+    if all(one is None for one in tensors) or any(id(one) in local for one in tensors):
+        return False
+    return layer.__dict__["training"] or buffers.get("running_mean") is None
+
+
+def _has_hooks(layer: Any) -> bool:
+    """Whether code of the caller's own may change what goes in or comes out."""
+    return layer is not None and any(
+        layer.__dict__.get(name) for name in ("_forward_hooks", "_forward_pre_hooks")
+    )
 
 
 def _in_one_memory(held: Sequence[Held]) -> Iterator[ReportWarning]:

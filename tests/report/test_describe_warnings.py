@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import oneflow as flow
 import pytest
 from oneflow import nn
 
-from autoglobal import auto_global, describe, local_scope, local_to_global
+from autoglobal import auto_global, describe, local_scope, local_to_global, preview
 from tests.helpers.support import S0, S1, B, Model, counted, error_of, linear, parameter, tensor
-from tests.helpers.trees import globally, mixed
+from tests.helpers.trees import fill, globally, logical, mixed, waves
 
 
 def kinds(m) -> list[str]:
@@ -198,6 +199,98 @@ def test_running_statistics_that_are_split(P, world):
     m = Model()
     m.bn = nn.BatchNorm1d(8)
     assert kinds(local_to_global(m, P, S0)) == []
+
+
+class Whole(nn.Module):
+    """What the warning says to write between the two, as a layer."""
+
+    def forward(self, x):
+        return x.to_global(sbp=B) if x.is_global else x
+
+
+def error_in(P, rank, make, weight, training=True) -> float:
+    """How far a model with this sbp of its first weight is from the local one."""
+    local, m = (make().train(training) for _ in range(2))
+    local_to_global(m, P, {"0.weight": weight, "*": B})
+    found = logical(m(tensor(waves(8, 4)).to_global(P, B)))
+    expected = local(tensor(waves(8, 4))).detach().numpy() if rank == 0 else found
+    return float(np.abs(found - expected).max())
+
+
+class TestABatchNormAfterASplitLinear:
+    """Each rank takes the statistics of its own rows, as tests/end_to_end/test_oneflow_limits.py
+    shows with OneFlow alone."""
+
+    def make(self, *between) -> nn.Sequential:
+        return fill(nn.Sequential(nn.Linear(4, 8), *between, nn.BatchNorm1d(8)))
+
+    def told(self, m, P, sbp) -> list[str]:
+        return kinds(local_to_global(m, P, {"0.weight": sbp, "*": B}))
+
+    @pytest.mark.parametrize("sbp", [S0, S1], ids=str)
+    @pytest.mark.parametrize("between", [[], [nn.GELU, nn.Identity], [nn.Tanh]])
+    def test_it_is_told_and_does_harm(self, P, world, rank, sbp, between):
+        m = self.make(*(kind() for kind in between))
+        assert self.told(m, P, sbp) == (["features"] if world > 1 else [])
+        error = error_in(P, rank, lambda: self.make(*(kind() for kind in between)), sbp)
+        if rank == 0:
+            assert (error > 0.5) == (world > 1)
+
+    @pytest.mark.ranks(2, 4)
+    def test_its_words(self, P):
+        m = Model()
+        m.head = self.make(nn.ReLU(), nn.Dropout(0.5))
+        found = the_only(local_to_global(m, P, {"*.0.weight": S0, "*": B}))
+        assert found.paths == ("head.3",)
+        assert "head.3 after head.0" in found.text
+        assert "x.to_global(sbp=flow.sbp.broadcast)" in found.text
+
+    @pytest.mark.ranks(2, 4)
+    def test_a_preview_tells_it_before(self, P):
+        plan = preview(self.make(), P, {"0.weight": S0, "*": B})
+        assert [one.kind for one in plan.warnings] == ["features"]
+
+    @pytest.mark.ranks(2, 4)
+    def test_what_it_says_to_write_helps(self, P, rank):
+        for between, sbp in (([Whole()], S0), ([], B)):
+            assert self.told(self.make(*between), P, sbp) == []
+            assert error_in(P, rank, lambda between=between: self.make(*between), sbp) < 1e-5
+
+    @pytest.mark.ranks(2, 4)
+    def test_in_evaluation_mode_it_does_no_harm(self, P, rank):
+        assert self.told(self.make().eval(), P, S0) == []
+        assert error_in(P, rank, self.make, S0, training=False) < 1e-5
+
+    @pytest.mark.ranks(2, 4)
+    def test_elsewhere_nothing_is_said(self, P):
+        for m in (
+            self.make(nn.Linear(8, 8)),  # what it makes of split features is not known here
+            self.make(nn.LayerNorm(8)),
+            nn.Sequential(nn.Linear(4, 8), nn.ReLU()),
+            nn.Sequential(nn.Linear(4, 8), nn.Sequential(nn.BatchNorm1d(8))),
+        ):
+            assert self.told(m, P, S0) == []
+        m = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(4))
+        m.add_module("0", m.__dict__["_modules"].pop("0"))  # the BatchNorm comes first
+        assert self.told(m, P, S0) == []
+
+    @pytest.mark.ranks(2, 4)
+    def test_where_the_callers_code_comes_between_nothing_is_said(self, P):
+        for which in range(3):
+            m = self.make(nn.ReLU())
+            m[which].register_forward_hook(lambda layer, given, out: out.to_global(sbp=B))
+            assert self.told(m, P, S0) == []
+
+        class Own(nn.Sequential):
+            pass
+
+        assert self.told(Own(nn.Linear(4, 8), nn.BatchNorm1d(8)), P, S0) == []
+
+    @pytest.mark.ranks(2, 4)
+    def test_a_local_batchnorm_is_another_fault(self, P):
+        m = self.make()
+        m[0].to_global(P, B).to_global(P, S0)
+        assert kinds(m) == ["local"]
 
 
 class TestFollowing:

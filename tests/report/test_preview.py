@@ -84,12 +84,13 @@ class TestAfterwards:
             replace(total, placement=there) for total in report.totals
         )
 
-    def test_on_a_placement_that_is_here_all_of_it(self, P):
+    def test_on_a_placement_that_is_here_all_of_it(self, P, world):
         found = preview(network(), P, {"2": None, "*": S0}, unsplittable="broadcast")
         model = local_to_global(network(), P, {"2": None, "*": S0}, unsplittable="broadcast")
         report = describe(model)
         assert found.after == report
-        assert [one.kind for one in found.warnings] == ["local"]
+        expected = ["local", "features"] if world > 1 else ["local"]
+        assert [one.kind for one in found.warnings] == expected
         assert found.now == describe(network())
 
     @pytest.mark.parametrize("source", ["full", "shard"])
