@@ -57,7 +57,7 @@ def can_replace_data() -> bool:
     try:
         set_data(
             flow.nn.Parameter(host_buffer(1, flow.float32)),
-            flow.empty(1, placement=own, sbp=flow.sbp.broadcast),
+            global_empty((1,), flow.float32, own, flow.sbp.broadcast),
         )
     except RuntimeError:
         return False
@@ -91,6 +91,13 @@ def local_empty(shape: tuple[int, ...], dtype: Any, device: Any) -> Tensor:
     # flow.zeros makes an nn.Module for it, which a scope's hook would see (0.9.0).
     with global_mode(False):
         return flow.empty(shape, dtype=dtype, device=device)
+
+
+def global_empty(logical: tuple[int, ...], dtype: Any, placement: Any, sbp: Any) -> Tensor:
+    """A global tensor that is not filled yet."""
+    # With the mode on, OneFlow 0.9.0 ends the process of a rank that the placement leaves out.
+    with global_mode(False):
+        return flow.empty(logical, dtype=dtype, placement=placement, sbp=sbp)
 
 
 def from_array(array: Any) -> Tensor:

@@ -16,6 +16,7 @@ from .. import _compat
 from .._compat import (
     HALF,
     Tensor,
+    global_empty,
     has_rows_of,
     nbytes_of,
     on_own_device,
@@ -58,7 +59,7 @@ def part_of(whole: Tensor, layout: PlacementLayout, sbp: NdSbp, position: Shape)
 
 def empty(logical: Shape, dtype: Any, layout: PlacementLayout, sbp: NdSbp) -> tuple[Tensor, Tensor]:
     """A new global tensor, and its component on this rank, which shares its memory."""
-    made = flow.empty(logical, dtype=dtype, placement=layout.placement, sbp=sbp)
+    made = global_empty(logical, dtype, layout.placement, sbp)
     return made, made.to_local()
 
 
