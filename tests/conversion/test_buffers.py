@@ -18,6 +18,7 @@ from tests.helpers.support import (
     assert_local,
     counted,
     global_names,
+    linear,
     local_names,
     parameter,
     tensor,
@@ -32,6 +33,60 @@ def test_buffers_are_broadcast_by_default(P, sbp):
     with global_scope(P, sbp):
         m.register_buffer("seen", tensor(A))
     assert_global(m.seen, A, P, B)
+
+
+def norm() -> nn.Module:
+    return nn.Sequential(linear(A), nn.BatchNorm1d(8))
+
+
+NONE_FOR_THE_NORM = {
+    "a path": {"1.*": None, "*": B},
+    "a module": {"1": None, "*": B},
+    "a class": {"BatchNorm1d.*": None, "*": S0},
+    "what is left": {"0.*": B, "*": None},
+    "a function": lambda owner, path, value: None if path.startswith("1") else B,
+}
+
+
+@pytest.mark.parametrize("rule", NONE_FOR_THE_NORM)
+@pytest.mark.parametrize("buffers", ["broadcast", "sbp", False])
+def test_a_rule_that_says_none_leaves_a_buffer_local_too(P, rule, buffers):
+    """With global statistics and local weights the layer could not run."""
+    m = norm()
+    local_to_global(m, P, NONE_FOR_THE_NORM[rule], buffers=buffers)
+    names = ["weight", "bias", "running_mean", "running_var", "num_batches_tracked"]
+    assert sorted(local_names(m)) == sorted(f"1.{name}" for name in names)
+    assert m[1](tensor(counted(4, 8))).is_local
+
+
+@pytest.mark.parametrize("when", ["assign", "exit"])
+def test_a_rule_that_says_none_in_a_scope(P, when):
+    holder, m = Model(), norm()
+    with global_scope(P, {"m.1.*": None, "*": B}, when=when, unused="error") as scope:
+        holder.m = m
+    assert global_names(m) == ["0.weight"]
+    left = {one.path: one.reason for one in scope.left}
+    assert left["m.1.running_mean"] == "the rule 'm.1.*' of sbp says None"
+
+
+def test_a_rule_that_says_none_for_buffers_alone_is_used(P):
+    m = norm()
+    local_to_global(m, P, {"*.running_*": None, "*": B}, unused="error")
+    assert local_names(m) == ["1.running_mean", "1.running_var"]
+
+
+@pytest.mark.parametrize("rules", [{"second.*": None, "*": B}, {"first.*": B, "*": None}])
+def test_a_buffer_with_two_names_goes_by_the_rule_that_is_for_it(P, rules):
+    """As a Parameter does: the catch-all counts only where no other rule matches."""
+    m = Model()
+    m.first, m.second = Model(), Model()
+    m.first.register_buffer("seen", tensor(A))
+    m.second.register_buffer("seen", m.first.seen)
+    m.first.weight = parameter(A)
+    m.second.weight = m.first.weight
+    local_to_global(m, P, rules)
+    assert m.first.seen.is_global == m.first.weight.is_global == ("first.*" in rules)
+    assert m.first.seen is m.second.seen
 
 
 def test_broadcast_buffers_need_not_be_splittable(P):

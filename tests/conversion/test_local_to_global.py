@@ -30,6 +30,46 @@ from tests.helpers.trees import fill, mixed, waves
 W = counted(8, 4)
 
 
+class Training(nn.Graph):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+        self.add_optimizer(flow.optim.SGD(layer.parameters(), lr=0.5))
+
+    def build(self, x):
+        loss = self.layer(x).sum()
+        loss.backward()
+        return loss
+
+
+def test_the_gradients_that_a_graph_leaves_hold_nothing_and_are_left_out(P, graphs_end_together):
+    """They are lazy: OneFlow raised "not supported within nn.Graph", or spoke of a bug."""
+    layer = linear(W).to_global(P, B)
+    graph = Training(layer)
+    graph(tensor(counted(2, 4)).to_global(P, B))
+    assert layer.weight.grad.is_lazy
+    trained = layer.weight.numpy()
+    assert (trained != W).any()
+    local_to_global(layer, P, S0, existing="convert")
+    assert_global(layer.weight, trained, P, S0)
+    assert layer.weight.grad is None
+    del graph
+
+
+@pytest.mark.ranks(1)
+def test_a_local_module_that_was_trained_in_a_graph(P, graphs_end_together):
+    layer = linear(W)
+    graph = Training(layer)
+    graph(tensor(counted(2, 4)))
+    assert layer.weight.grad.is_lazy
+    trained, m = layer.weight.numpy(), Model()
+    with global_scope(P, S0):
+        m.layer = layer
+    assert_global(m.layer.weight, trained, P, S0)
+    assert m.layer.weight.grad is None
+    del graph
+
+
 @pytest.mark.in_place
 def test_what_is_local_becomes_global_and_the_rest_stays(P):
     """Oneflow-Inc/oneflow#8869: convert the local ones of a mixed module, skip the others."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import oneflow as flow
 import pytest
 from oneflow import nn
 
-from autoglobal import global_scope, local_scope, local_to_global
+from autoglobal import describe, global_scope, local_scope, local_to_global
 from autoglobal.conversion import apply
 from tests.helpers.support import (
     S0,
@@ -34,6 +35,42 @@ def test_a_module_built_outside_is_converted_as_it_is_assigned(P):
     assert m.sub is layer
     assert_global(m.sub.weight, W, P, S0)
     assert_global(m.sub.bias, BIAS, P, S0)
+
+
+@pytest.mark.parametrize("when", ["assign", "exit"])
+def test_a_weak_reference_to_a_module_stands_for_the_module(P, when):
+    """OneFlow registers a weakref.proxy as a module; a scope had a TypeError of its own."""
+    m, layer = Model(), linear(W)
+    with global_scope(P, S0, when=when):
+        m.sub = weakref.proxy(layer)
+    assert type(m.sub) is weakref.CallableProxyType
+    assert_global(layer.weight, W, P, S0)
+    assert [row.path for row in describe(m).rows] == ["sub.weight"]
+
+
+def test_a_child_that_holds_its_parent_weakly(P):
+    m = Model()
+    m.sub = linear(W)
+    m.sub.parent = weakref.proxy(m)
+    m.own = parameter(W + 1)
+    local_to_global(m, P, S0)
+    assert_global(m.sub.weight, W, P, S0)
+    assert_global(m.own, W + 1, P, S0)
+    again = linear(W + 2)
+    local_to_global(weakref.proxy(again), P, B)
+    assert_global(again.weight, W + 2, P, B)
+
+
+@pytest.mark.parametrize("when", ["assign", "exit"])
+def test_a_weak_reference_to_a_module_that_is_gone(P, when):
+    m, layer = Model(), linear(W)
+    with global_scope(P, S0, when=when):
+        m.sub, m.other = weakref.proxy(layer), parameter(W)
+        del layer
+        gc.collect()
+        m.last = parameter(W + 1)
+    assert_global(m.last, W + 1, P, S0)
+    assert_global(m.other, W, P, S0)
 
 
 def test_add_module(P):

@@ -10,13 +10,14 @@ import functools
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 import wrapt
 from oneflow import nn
 
-from autoglobal import _compat, auto_global, global_scope
+from autoglobal import HookRemovedWarning, _compat, auto_global, global_scope
 from tests.helpers.scopes import METHODS
 from tests.helpers.support import (
     S0,
@@ -25,8 +26,10 @@ from tests.helpers.support import (
     assert_global,
     assert_local,
     counted,
+    linear,
     parameter,
     tensor,
+    warns,
 )
 
 A = counted(4, 4)
@@ -314,6 +317,149 @@ def test_on_a_decorated_class(P, rank, world, kind, when):
         theirs.take_off()
         assert theirs.sees(lambda: fill(m, rank)) == 0
         assert_global(m.new, counted(4 * world, 4), P, S0)
+
+
+class Instances(Wrapt):
+    """It notes the instance and the arguments that it was called with."""
+
+    def __init__(self, name: str, target: type = nn.Module) -> None:
+        self.noted: list[tuple] = []
+        super().__init__(name, target)
+
+    def __call__(self, wrapped, instance, args, kwargs):
+        self.noted.append((type(instance), *(type(one) for one in args)))
+        return wrapped(*args, **kwargs)
+
+    def noted_of(self, module: nn.Module) -> list[tuple]:
+        self.noted.clear()
+        fill(module)
+        return [one for one in self.noted if one[0] is not type(None)]
+
+
+@NAMES
+def test_a_wrapper_below_the_hook_sees_its_instance(P, name):
+    """It saw None, and the module as the first of its arguments."""
+    theirs = Instances(name)
+    alone = [one for one in theirs.noted_of(Model()) if one[0] is Model]
+    with global_scope(P, B, check=False):
+        inside = [one for one in theirs.noted_of(Model()) if one[0] is Model]
+    theirs.take_off()
+    assert alone
+    assert [one for one in inside if one[1] is str][: len(alone)] == alone
+    assert is_raw()
+
+
+def by_decorator(seen):
+    @wrapt.decorator
+    def noting(wrapped, instance, args, kwargs):
+        seen.append((type(instance).__name__, *args[:1]))
+        return wrapped(*args, **kwargs)
+
+    return noting(lambda self, name, value: nn.Module.register_buffer(self, name, value))
+
+
+def by_partialmethod(seen):
+    def register(self, name, value, into):
+        into.append((type(self).__name__, name))
+        nn.Module.register_buffer(self, name, value)
+
+    return functools.partialmethod(register, into=seen)
+
+
+class Bound:
+    """A descriptor of one's own."""
+
+    def __init__(self, seen):
+        self.seen = seen
+
+    def __get__(self, module, kind):
+        def register(name, value):
+            self.seen.append((kind.__name__, name))
+            nn.Module.register_buffer(module, name, value)
+
+        return register
+
+
+OWN = {"wrapt.decorator": by_decorator, "partialmethod": by_partialmethod, "descriptor": Bound}
+
+
+@pytest.mark.parametrize("own", OWN)
+@pytest.mark.parametrize("in_scope", [False, True])
+def test_a_method_of_a_decorated_class_that_is_no_function(P, own, in_scope):
+    seen = []
+    layer = auto_global(P, B)(type("Layer", (Model,), {"register_buffer": OWN[own](seen)}))
+    m = layer()
+    if in_scope:
+        with global_scope(P, S0):
+            m.register_buffer("seen", tensor(A))
+    else:
+        m.register_buffer("seen", tensor(A))
+    assert seen == [("Layer", "seen")]
+    assert_global(m.seen, A, P, B)
+
+
+@NAMES
+@pytest.mark.parametrize("when", ["assign", "exit"])
+@pytest.mark.parametrize("kind", [WraptAndRestore, Function, FunctionThatWraps])
+def test_a_patch_that_is_undone_inside_takes_the_hook_off_and_that_is_told(P, kind, name, when):
+    theirs = kind(name)
+    words = rf"nn\.Module\.{name} .*local_to_global"
+    with warns(HookRemovedWarning, words) as told, global_scope(P, S0, when=when):
+        fill(Model())
+        theirs.take_off()
+    assert len(told) <= 1
+    assert is_raw()
+    assert_nothing_converts()
+    m = Model()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with global_scope(P, S0):
+            fill(m)
+    assert_global(m.new, A, P, S0)
+    assert is_raw()
+
+
+def test_the_next_scope_puts_the_hook_on_again(P):
+    theirs, m = Function("__setattr__"), Model()
+    layers = [linear(A) for _ in range(3)]
+    with warns(HookRemovedWarning, r"nn\.Module\.__setattr__ ") as told, global_scope(P, S0):
+        theirs.take_off()
+        m.first = layers[0]
+        with global_scope(P, S0):
+            m.second = layers[1]
+        m.third = layers[2]
+    assert m.first.weight.is_local
+    assert_global(m.second.weight, A, P, S0)
+    assert_global(m.third.weight, A, P, S0)
+    assert len(told) in (0, 2)  # each scope says it, on rank 0
+    assert is_raw()
+
+
+def test_a_function_that_is_on_top_is_no_loss(P):
+    """Of one that does not say what it calls only a call can tell."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with global_scope(P, S0):
+            theirs = Function("__setattr__")
+            fill(Model())
+    theirs.take_off()
+    setattr(nn.Module, "__setattr__", RAW["__setattr__"])  # noqa: B010
+    with global_scope(P, B):
+        pass
+    assert is_raw()
+
+
+@pytest.mark.ranks(2, 4)
+def test_a_hook_that_is_lost_is_an_error_on_all_ranks_where_a_filter_says_so(P):
+    theirs = Function("__setattr__")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", HookRemovedWarning)
+        with pytest.raises(HookRemovedWarning), global_scope(P, S0):
+            theirs.take_off()
+    m = Model()
+    with global_scope(P, S0):
+        fill(m)
+    assert_global(m.new, A, P, S0)
 
 
 @pytest.mark.ranks(1)

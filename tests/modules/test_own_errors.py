@@ -126,6 +126,22 @@ def test_the_same_error_as_without_a_scope(P, case):
     assert left_local(value)
 
 
+@pytest.mark.filterwarnings("ignore::autoglobal.UnusedRuleWarning")
+@pytest.mark.parametrize("name", [3, None, ("a", "b"), b"new"], ids=repr)
+@pytest.mark.parametrize("method", ["register_parameter", "register_buffer", "add_module"])
+def test_a_name_that_is_no_string_under_rules(P, method, name):
+    """Patterns were tried on it, and an AttributeError of ours came out."""
+    made = {"register_parameter": a_parameter, "register_buffer": a_tensor, "add_module": a_module}
+    value = made[method]()
+    expected = error_of(lambda: getattr(Model(), method)(name, value))
+    for when in ("assign", "exit"):
+        with global_scope(P, {"a": S0, "*": B}, when=when):
+            found = error_of(lambda: getattr(Model(), method)(name, value))
+        assert type(found) is type(expected) is TypeError
+        assert str(found) == str(expected)
+    assert left_local(value)
+
+
 @ALL
 def test_the_module_is_left_as_oneflow_leaves_it(P, case):
     make, action = WRONG[case]

@@ -159,6 +159,23 @@ def test_another_request_on_one_rank(P, rank, world, odd, way, what):
     assert_the_job_goes_on(P, rank)
 
 
+@in_each_way
+def test_ranks_that_convert_on_placements_of_their_own_are_told_the_way(P, rank, world, odd, way):
+    """https://github.com/Oneflow-Inc/oneflow/issues/9741 and 9756: an expert on each rank."""
+    own = flow.placement("cpu", [rank])
+    error = attempt(way, tree(), own, B)
+    assert_told(error, rank, (rank + 1) % world if rank == 0 else 0, f"ranks=[{rank}]")
+    assert "one scope or call for each placement" in str(error)
+    assert_the_job_goes_on(P, rank)
+    for one in range(world):
+        m, there = Model(), flow.placement("cpu", [one])
+        with global_scope(there, B):
+            m.expert = parameter(W + one)
+        assert m.expert.placement == there
+        if rank == one:
+            np.testing.assert_array_equal(m.expert.to_local().numpy(), W + one)
+
+
 @odd_one_out
 @pytest.mark.parametrize("existing", ["keep", "convert"])
 def test_a_tensor_that_is_global_already_on_one_rank(P, rank, world, odd, existing):

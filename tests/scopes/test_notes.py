@@ -36,6 +36,23 @@ def test_scopes_in_scopes_add_it_once(P):
     assert str(caught.value).count('when="exit"') == 1
 
 
+class GoesTo(nn.Module):
+    def __init__(self, device):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.layer.to(device)
+
+
+@pytest.mark.parametrize("device", ["cpu:0", flow.device("cpu")], ids=str)
+def test_a_constructor_that_moves_its_layers_to_a_device(P, device):
+    """https://github.com/Oneflow-Inc/oneflow/issues/9083."""
+    text = noted(lambda: GoesTo(device), P, B)
+    assert "the constructor of GoesTo uses its own weights" in text
+    assert 'when="exit"' in text
+    with global_scope(P, B, when="exit"):
+        assert GoesTo(device).layer.weight.is_local
+
+
 def test_an_error_in_words_of_ones_own_gets_none(P):
     class Fails(nn.Module):
         def __init__(self):
