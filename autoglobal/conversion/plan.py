@@ -562,7 +562,7 @@ class Plan:
             by, found = met, rules.for_all
         layout: PlacementLayout | None = by.spec.layout
         if found is not None:
-            if found.pattern is not None and (found.target is None or rules.names_placements):
+            if found.pattern is not None and (rules.says_none or rules.names_placements):
                 self._use(by, found.pattern)
             if found.target is None:
                 return found

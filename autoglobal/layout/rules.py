@@ -56,7 +56,9 @@ class SbpRules:
         self.decisions: list[Decision] = []  # of a mapping, in its order
         # Whether a Placed stands in the rules themselves; what a function says is not known yet.
         self.names_placements = isinstance(sbp, Placed)
+        self.says_none = False  # whether a pattern leaves tensors local
         if isinstance(sbp, Mapping):
+            self.says_none = any(value is None for value in sbp.values())
             self.names_placements = any(isinstance(value, Placed) for value in sbp.values())
             self.decisions = [self._rule(key, value) for key, value in sbp.items()]
             if not sbp:

@@ -13,11 +13,10 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial, update_wrapper
 from typing import Any, Literal, Optional, Protocol, cast
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 import wrapt
 from oneflow import Tensor
@@ -131,17 +130,9 @@ _TENSORS = (Parameter, Tensor)  # these very types; of others is_global may be a
 _watchers: list[None] = []
 
 
-class _Probe:
-    """What is assigned to see whether a hook is still there."""
-
-    is_seen = False
-
-
 def _handler_for(find: Find, module: Any, name: Any, value: Any) -> Handler | None:
     """The handler in force, None where the call concerns none."""
     if not isinstance(value, (Tensor, Module)):
-        if type(value) is _Probe:
-            value.is_seen = True
         return None
     now = under_way.get()
     if now is not None and now.value is value and now.module is module and now.name is name:
@@ -260,21 +251,22 @@ def _looking_like(wrapped: Any, hook: Any) -> Wrapper:
     return cast(Wrapper, hook)
 
 
-# Of plain functions, because each scope that puts the hook on comes here.
-_signatures: WeakKeyDictionary[Any, inspect.Signature] = WeakKeyDictionary()
-
-
 def _signature_of(function: Any) -> inspect.Signature | None:
-    is_plain = type(function) is types.FunctionType and not function.__dict__
-    if is_plain and function in _signatures:
-        return _signatures[function]
+    known = _SIGNATURES.get(function) if type(function) is types.FunctionType else None
+    if known is not None:
+        return known
     try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
+        return inspect.signature(function)
+    except Exception:  # what a patch says of itself may be anything
         return None
-    if is_plain:
-        _signatures[function] = signature
-    return signature
+
+
+# As they were when this was imported: of these functions known without a look at them, because
+# each scope that puts the hook on comes here.
+_ORIGINALS = {name: vars(Module)[name] for name in _METHODS}
+_SIGNATURES = {
+    one: inspect.signature(one) for one in _ORIGINALS.values() if type(one) is types.FunctionType
+}
 
 
 def watch_global() -> None:
@@ -290,7 +282,8 @@ class Installer:
         self._lock = threading.Lock()
         self._users = 0
         self._wrappers: dict[str, Wrapper] = {}
-        self._lost: dict[str, None] = {}  # methods that it was taken off while it was to be on
+        self._below: dict[str, Any] = {}  # what each of these was put on
+        self._lost: list[str] = []  # methods that it was taken off while it was to be on
         # Weak: a wrapper that nobody else holds cannot come back.
         self._left_on: list[tuple[str, ref[Wrapper]]] = []
 
@@ -298,35 +291,46 @@ class Installer:
         """After a fork: the thread that may have held it is not in the child."""
         self._lock = threading.Lock()
 
-    def acquire(self, watch_global: bool) -> None:
-        """Put the hook on if it is not; ``watch_global``: with the tensors that are global."""
+    def acquire(self, watch_global: bool) -> int:
+        """Put the hook on if it is not; ``watch_global``: with the tensors that are global.
+
+        Returns what :meth:`release` is to be given.
+        """
         with self._lock:
             if self._users == 0:
                 self._take_off()
                 self._put_on(_METHODS)
             else:
-                self._put_on(self._lost_now())
+                self._put_on_again()
             self._users += 1
             if watch_global:
                 _watchers.append(None)
+            return len(self._lost)
 
-    def release(self, watch_global: bool) -> list[str]:
+    def release(self, watch_global: bool, since: int = 0) -> list[str]:
         """Undo one :meth:`acquire` of the same argument; the last one takes the hook off.
 
-        Returns the methods that somebody else has taken it off meanwhile.
+        Returns the methods that somebody else has taken it off ``since``.
         """
         with self._lock:
-            self._lost_now()
-            lost = list(self._lost)
             if watch_global:
                 _watchers.pop()
             self._users -= 1
-            if self._users == 0:
-                self._lost.clear()
-                for name in [*self._wrappers]:
-                    self._leave(name)
-                self._take_off()
-            return lost
+            if self._users:
+                self._put_on_again()
+                return self._lost[since:]
+            lost = [*self._lost[since:], *self._off()]
+            self._lost.clear()
+            for name in [*self._wrappers]:
+                self._leave(name)
+            self._take_off()
+            return list(dict.fromkeys(lost))
+
+    def _put_on_again(self) -> None:
+        """Where somebody has taken the hook off."""
+        lost = self._off()
+        self._lost += lost
+        self._put_on([name for name in lost if name in vars(Module)])
 
     def _put_on(self, methods: Iterable[str]) -> None:
         for name in methods:
@@ -335,18 +339,35 @@ class Installer:
             self._wrappers[name] = wrapt.wrap_object(
                 Module, name, cast(Any, _hook), (name, self._find)
             )
+            self._below[name] = self._wrappers[name].__wrapped__  # type: ignore[attr-defined]
 
     def _leave(self, name: str) -> None:
         """From now on the wrapper of a method, if there is one, is to be off."""
         wrapper = self._wrappers.pop(name, None)
+        self._below.pop(name, None)
         if wrapper is not None:
             self._left_on.append((name, ref(wrapper)))
 
-    def _lost_now(self) -> list[str]:
-        """The methods that do not come to the hook any more."""
-        lost = [name for name, wrapper in self._wrappers.items() if not _is_on(name, wrapper)]
-        self._lost.update(dict.fromkeys(lost))
-        return lost
+    def _off(self) -> list[str]:
+        """The methods that for certain do not come to the hook any more.
+
+        Nothing is called to find out: what is there now may be anybody's code.
+        """
+        return [name for name in self._wrappers if not self._may_be_on(name)]
+
+    def _may_be_on(self, name: str) -> bool:
+        now = vars(Module).get(name)
+        if now is self._wrappers[name]:
+            return True
+        # What was there before the hook cannot come to it. What has come since may.
+        step = self._below[name]
+        for _ in range(_DEEP):
+            if now is step:
+                return False
+            step = getattr(step, "__wrapped__", None)
+            if step is None:
+                break
+        return now is not None and now is not _ORIGINALS[name]
 
     def _take_off(self) -> None:
         # Another library's wrapper on top of ours is left alone: wrapt splices ours out below its
@@ -362,23 +383,6 @@ _BELOW = (
     wrapt.WrapperNotFoundError,
     wrapt.WrapperChainTooDeepError,
 )
-
-
-def _is_on(name: str, wrapper: Wrapper) -> bool:
-    """Whether a call of a method comes to the hook."""
-    now = vars(Module)[name]
-    for _ in range(_DEEP):
-        if now is wrapper:
-            return True
-        below = getattr(now, "__wrapped__", None)
-        if below is None:
-            break
-        now = below
-    # What is there now, a function that does not say what it calls, has to be tried.
-    probe = _Probe()
-    with suppress(Exception):
-        getattr(Module, name)(Module(), "probe", probe)
-    return probe.is_seen
 
 
 _DEEP = 100  # wrappers on top of each other
@@ -408,7 +412,7 @@ def put_on_class(kind: type, find: Find) -> None:
             wrapt.wrap_object(kind, name, cast(Any, _short_cut), (kind,))
         if inherited:
             own = vars(kind)[name]
-            setattr(own, PASSES_ON, ref(own))
+            setattr(own, PASSES_ON, id(own))
 
 
 def _short_cut(wrapped: Wrapper, kind: type) -> Wrapper:

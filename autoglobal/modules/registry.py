@@ -23,7 +23,7 @@ TENSOR_STORES: tuple[tuple[Kind, str], ...] = (("parameter", "_parameters"), ("b
 NON_PERSISTENT = "_non_persistent_buffers_set"
 # The methods of nn.Module that register a tensor or a module.
 METHODS = ("__setattr__", "register_parameter", "register_buffer", "add_module")
-# Marks a method that a class has from us alone, by a weak reference to that very function: what
+# Marks a method that a class has from us alone, by the id of that very function: what
 # functools.wraps copies to another one marks nothing.
 PASSES_ON = "_autoglobal_passes_on"
 
@@ -39,7 +39,7 @@ def real(module: Module | None) -> Module | None:
     if type(module) is not CallableProxyType:
         return module
     try:
-        return module.__repr__.__self__  # type: ignore[attr-defined]
+        return module.__reduce_ex__.__self__  # type: ignore[attr-defined]
     except ReferenceError:
         return None
 
@@ -72,8 +72,7 @@ def has_own_methods(module: Module, names: tuple[str, ...] = METHODS) -> bool:
 
 
 def _passes_on(method: Any) -> bool:
-    mark = getattr(method, PASSES_ON, None)
-    return mark is not None and mark() is method
+    return bool(getattr(method, PASSES_ON, None) == id(method))
 
 
 # What was meant where something else than a module is given.

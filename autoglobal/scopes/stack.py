@@ -67,6 +67,7 @@ class Frame:
     deferred: Deferred | None = None
     is_local = True
     watch_global = False
+    _hooked_since = 0
 
     def __init__(self, opened_by: object) -> None:
         self.opened_by = opened_by
@@ -88,7 +89,7 @@ class Frame:
     def open(self) -> None:
         """Make this the innermost frame."""
         if self.handler is not None:
-            installer.acquire(self.watch_global)
+            self._hooked_since = installer.acquire(self.watch_global)
         self.outer = innermost()
         _put(self)
 
@@ -100,7 +101,7 @@ class Frame:
         top = innermost()
         self.closed = True
         if self.handler is not None:
-            self.unhooked = installer.release(self.watch_global)
+            self.unhooked = installer.release(self.watch_global, self._hooked_since)
         if top is self:
             _put(self.outer)
         else:

@@ -431,7 +431,7 @@ def test_the_next_scope_puts_the_hook_on_again(P):
     assert m.first.weight.is_local
     assert_global(m.second.weight, A, P, S0)
     assert_global(m.third.weight, A, P, S0)
-    assert len(told) in (0, 2)  # each scope says it, on rank 0
+    assert len(told) <= 1  # the inner scope has lost nothing
     assert is_raw()
 
 
