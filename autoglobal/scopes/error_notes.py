@@ -52,8 +52,8 @@ def _note(text: str, frames: list[FrameType], at_once: bool) -> str | None:
         return (
             "the module was made global before its checkpoint came. Write "
             'global_scope(..., when="exit") around a function that builds and loads a module, or '
-            "load it outside and assign it inside; flow.load(file, global_src_rank=0) gives a "
-            "checkpoint that a global module takes"
+            "load it outside and assign it inside. A global module takes what "
+            "flow.load(file, global_src_rank=0) gives, and numpy arrays, such as PyTorch's weights"
         )
     if not _MIXED.search(text):
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import oneflow as flow
 import pytest
 from oneflow import nn
@@ -104,6 +105,30 @@ def test_a_local_checkpoint_that_a_module_built_in_the_scope_loads(P):
     told = noted(lambda: nn.Linear(4, 8, bias=False).load_state_dict(saved), P, S0)
     assert "autoglobal: the module was made global before its checkpoint came" in told
     assert 'Write global_scope(..., when="exit")' in told
+    assert "global_src_rank=0) gives, and numpy arrays, such as PyTorch's weights" in told
+
+
+@pytest.mark.parametrize("sbp", [B, S0, flow.sbp.split(1)], ids=str)
+@pytest.mark.parametrize("array", [A, A.astype(np.float64), A.T.copy().T], ids=["", "64", "T"])
+def test_numpy_arrays_go_into_a_global_model_as_they_are(P, sbp, array):
+    """Oneflow-Inc/vision#98 and Oneflow-Inc/libai#284: PyTorch's weights."""
+    m = Model()
+    with global_scope(P, sbp, unsplittable="broadcast"):
+        m.layer = nn.Linear(4, 8, bias=False)
+        m.norm = nn.BatchNorm1d(8)
+        saved = {path: value.numpy() for path, value in nn.BatchNorm1d(8).state_dict().items()}
+        saved["running_mean"] = numbers(8)
+        m.layer.load_state_dict({"weight": array})
+        m.norm.load_state_dict(saved)
+    assert_global(m.layer.weight, A, P, sbp)
+    assert_global(m.norm.running_mean, numbers(8), P, B)
+
+
+@pytest.mark.ranks(2, 4)
+def test_numpy_arrays_that_differ_between_the_ranks_are_refused(P, rank):
+    m = local_to_global(linear(A), P, S0)
+    with pytest.raises(RuntimeError, match="Each rank must have same input"):
+        m.load_state_dict({"weight": A + rank})
 
 
 def test_what_the_note_on_a_checkpoint_says_works(P):
