@@ -8,18 +8,21 @@ import pytest
 from oneflow import nn
 
 from autoglobal import global_scope
+from tests.helpers.doc_pages import ROOT, parts_of, run
 from tests.helpers.support import (
     S0,
     S1,
     B,
     Model,
     assert_global,
+    assert_local,
     counted,
     linear,
     parameter,
     part,
     tensor,
 )
+from tests.helpers.trees import logical
 
 PS = flow.sbp.partial_sum
 
@@ -193,3 +196,38 @@ def test_shard_takes_a_whole_module(P, rank, world):
     found = assigned(P, S0, layer, source="shard")
     assert_global(found.weight, counted(4 * world, 4), P, S0)
     assert_global(found.bias, counted(4 * world), P, S0)
+
+
+class TestFusedShards:
+    """Each rank's file holds its rows of q, k and v (Oneflow-Inc/oneflow#9823, libai#205)."""
+
+    def parts(self) -> list[np.ndarray]:
+        return [counted(8, 2, start=100 * index) for index in range(3)]
+
+    def mine(self, rank, world) -> np.ndarray:
+        return np.concatenate([np.array_split(part, world)[rank] for part in self.parts()])
+
+    def test_as_shards_of_one_tensor_they_are_mixed(self, P, rank, world):
+        m = Model()
+        with global_scope(P, S0, source="shard"):
+            m.qkv = parameter(self.mine(rank, world))
+        logical_one = np.concatenate([self.mine(one, world) for one in range(world)])
+        assert_global(m.qkv, logical_one, P, S0)
+        for found, expected in zip(m.qkv.chunk(3), self.parts()):
+            assert (logical(found).tolist() == expected.tolist()) == (world == 1)
+
+    def test_each_part_as_a_tensor_of_its_own_is_right(self, P, rank, world):
+        local, m = tensor(self.mine(rank, world)), Model()
+        parts = [part.to_global(P, S0) for part in local.chunk(3)]
+        with global_scope(P, B):  # which leaves it as it is
+            m.qkv = nn.Parameter(flow.cat(parts).to_global(sbp=S0))
+        assert_global(m.qkv, np.concatenate(self.parts()), P, S0)
+        for found, expected in zip(m.qkv.chunk(3), self.parts()):
+            assert logical(found).tolist() == expected.tolist()
+
+    def test_the_lines_of_the_page(self, P, rank, world):
+        (page,) = [one for one in parts_of(ROOT / "docs/how-to/tensor-parallel.md") if one.blocks]
+        names: dict = {}
+        list(run(page, names))
+        assert_global(names["model"].weight, np.concatenate(self.parts()), P, S0)
+        assert_local(names["again"], names["mine"].numpy())
