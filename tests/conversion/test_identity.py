@@ -281,3 +281,19 @@ def test_a_subclass_whose_gradient_cannot_be_set(P):
     assert local_names(m) == []
     for p in m.parameters():
         assert_global(p.grad, A + 1, P, S0)
+
+
+@BOTH
+def test_a_transposed_parameter_keeps_its_values_and_becomes_contiguous(P, sbp):
+    """As by OneFlow's own ``to_global``."""
+    for convert in (
+        lambda m: local_to_global(m, P, sbp).weight,
+        lambda m: m.weight.to_global(P, B).to_global(sbp=sbp),
+    ):
+        m = Model()
+        m.weight = nn.Parameter(tensor(counted(8, 4)).t())
+        assert m.weight.stride() == (1, 4)
+        found = convert(m)
+        assert_global(found, counted(8, 4).T, P, sbp)
+        assert found.stride() == found.to_local().stride() == (8, 1)
+        assert found.t().is_contiguous(), "OneFlow makes a copy of what is global, and no view"

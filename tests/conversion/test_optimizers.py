@@ -16,6 +16,7 @@ from autoglobal import (
     AutoglobalError,
     ConversionError,
     SplitUpdateWarning,
+    describe,
     global_scope,
     local_to_global,
     optimizer_to_global,
@@ -361,3 +362,20 @@ def test_a_part_of_one_element_is_a_part(P, world, rank, rows):
     assert state["momentum_buf"].sbp == (S0,)
     m.bias.sum().backward()
     optimizer.step()
+
+
+@pytest.mark.parametrize(("name", "tensors_each"), [("Adam", 2), ("SGD", 1)])
+@pytest.mark.parametrize("sbp", [B, S0], ids=str)
+def test_state_takes_the_memory_of_its_parameters_beside_them(P, world, name, tensors_each, sbp):
+    """Whole on each rank, or a part, as the Parameter is; ``describe`` counts none of it."""
+    make = {"Adam": flow.optim.Adam, "SGD": lambda p, lr: flow.optim.SGD(p, lr, momentum=0.9)}[name]
+    layer = nn.Linear(16, 16, bias=False)
+    optimizer = make(layer.parameters(), lr=0.1)
+    layer(flow.ones(2, 16)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    local_to_global(layer, P, sbp, optimizer=optimizer)
+    kept = [one for one in states(optimizer, layer.weight).values() if one.ndim]
+    own = 16 * 16 // (world if sbp == S0 else 1)
+    assert [one.to_local().nelement() for one in kept] == tensors_each * [own]
+    assert sum(total.nbytes for total in describe(layer).totals) == 4 * own

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from oneflow import nn
 
-from autoglobal import global_scope
+from autoglobal import global_scope, local_to_global
 from tests.helpers.support import (
     S0,
     B,
@@ -14,6 +14,7 @@ from tests.helpers.support import (
     assert_local,
     counted,
     linear,
+    local_names,
     parameter,
     tensor,
 )
@@ -93,6 +94,39 @@ def test_a_parameter_behind_object_setattr_stays_local(P):
     with global_scope(P, S0):
         object.__setattr__(m, "plain", parameter(A))
     assert_local(m.plain, A)
+
+
+def test_what_a_method_registers_that_was_taken_before_the_scope(P):
+    """The scope changes the class: what holds a method of the class before does not see it."""
+    m = Model()
+    m.register_buffer("seen", tensor(A[0]))
+    set_, add = nn.Module.__setattr__, m.add_module
+    layers = [linear(A) for _ in range(3)]
+    with global_scope(P, S0) as scope:
+        register, register_buffer = m.register_parameter, m.register_buffer
+        set_(m, "first", layers[0])
+        set_(m, "seen", tensor(A[1]))
+        add("second", layers[1])
+        assert local_names(m) == ["seen", "first.weight", "second.weight"]
+        register("third", parameter(A))  # taken in the scope
+        register_buffer("fourth", tensor(A))
+        m.fifth = layers[2]
+    assert local_names(m) == ["seen", "first.weight", "second.weight"]
+    assert scope.left == []
+    local_to_global(m, P, S0)
+    assert_global(m.second.weight, A, P, S0)
+    assert_global(m.seen, A[1], P, B)
+
+
+def test_a_parameter_set_by_a_setattr_taken_before_is_seen(P):
+    """nn.Module.__setattr__ hands a Parameter on to register_parameter, by its name."""
+    m = Model()
+    set_, register = nn.Module.__setattr__, m.register_parameter
+    with global_scope(P, S0):
+        set_(m, "new", parameter(A))
+        register("other", parameter(A))
+    assert_global(m.new, A, P, S0)
+    assert_local(m.other, A)
 
 
 def test_a_module_assigned_to_a_graph_stays_local(P):
