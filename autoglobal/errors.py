@@ -87,7 +87,7 @@ class SharedMemoryWarning(UserWarning):
 class HookRemovedWarning(UserWarning):
     """Somebody has taken the hook off ``nn.Module`` while a scope was open.
 
-    What was assigned after that has stayed local. It is told as the scope closes.
+    What was assigned after that may have stayed local. It is told as the scope closes.
     """
 
 
@@ -103,7 +103,7 @@ class SplitUpdateWarning(UserWarning):
     """An optimizer of OneFlow's does not move a Parameter that is split."""
 
 
-def shorten(traceback: TracebackType | None) -> None:
+def shorten_traceback(traceback: TracebackType | None) -> None:
     """Of each row of frames of this library leave the first and the last in a traceback.
 
     What is between them helps nobody who looks for the line of their own that is to be changed.
@@ -128,8 +128,8 @@ def _is_ours(step: TracebackType) -> bool:
 _OURS = __name__.partition(".")[0]
 
 
-class _Shortened:
-    """``with shortened:`` the traceback of an error of ours that leaves it is short."""
+class _ShortTraceback:
+    """``with short_traceback:`` the traceback of an error of ours that leaves it is short."""
 
     def __enter__(self) -> None:
         pass
@@ -141,7 +141,7 @@ class _Shortened:
         traceback: TracebackType | None,
     ) -> None:
         if isinstance(error, AutoglobalError):
-            shorten(traceback)
+            shorten_traceback(traceback)
 
 
-shortened = _Shortened()
+short_traceback = _ShortTraceback()

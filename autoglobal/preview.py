@@ -11,7 +11,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 
 from ._compat import world_size
 from .conversion.plan import Plan, PlannedTensor
-from .errors import ConversionError, shortened
+from .errors import ConversionError, short_traceback
 from .layout.placement import Shape, layout_of, show_ranks
 from .layout.sbp import show_sbp
 from .layout.spec import CALL_OPTIONS, CallOptions, DistantSpec, check_names, takes_options
@@ -251,9 +251,9 @@ def preview(module: Any, placement: Any, sbp: Any, **options: Unpack[CallOptions
         SpecTypeError, SpecError: as :func:`autoglobal.local_to_global` does, but for ranks and
             devices that do not exist. A ``ConversionError`` of its is not raised, but listed.
     """
-    with shortened:
+    with short_traceback:
         check_names("preview", options)
-        check_module(module, "preview")
+        module = check_module(module, "preview")
         spec = DistantSpec(placement, sbp, **options)
     plan = Plan(spec)
     errors: list[ConversionError] = []

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .._text import short_repr
-from ..errors import SpecTypeError, shortened
+from ..errors import SpecTypeError, short_traceback
 from ..layout.spec import (
     CALL_OPTIONS,
     CallOptions,
@@ -86,22 +86,22 @@ def local_to_global(
             filter makes an error of one, each rank raises it.
         UnconvertedWarning, SplitUpdateWarning: as :func:`autoglobal.optimizer_to_global` does.
     """
-    with shortened:
+    with short_traceback:
         check_names("local_to_global", options)
-        check_module(module, "local_to_global")
+        root = check_module(module, "local_to_global")
         check_flag("progress", progress)
         _check_record(record)
         if optimizer is not None:
             check_optimizer(optimizer)
         spec = GlobalSpec(placement, sbp, **options)
-        label = module.__class__.__name__
+        label = type(root).__name__
         title = f"local_to_global of {label}"
         session = Session(spec)
         with session.running(title):
-            take_in = partial(Plan.add_tree, root=label, module=module, path="")
+            take_in = partial(Plan.add_tree, root=label, module=root, path="")
             what = f"the conversion of {label}"
             if optimizer is not None:
-                states = check_states(optimizer, module)
+                states = check_states(optimizer, root)
                 what += f" with {type(optimizer).__name__} and {states} states of its Parameters"
             is_last = optimizer is None
             session.convert(take_in, "value", label, what, is_last=is_last, progress=progress)

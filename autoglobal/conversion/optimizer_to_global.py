@@ -17,7 +17,7 @@ from ..errors import (
     SpecTypeError,
     SplitUpdateWarning,
     UnconvertedWarning,
-    shortened,
+    short_traceback,
 )
 from ..layout.placement import PlacementLayout, Shape, layout_of
 from ..layout.sbp import BROADCAST, show_sbp, split_axis
@@ -85,7 +85,7 @@ def optimizer_to_global(
         SplitUpdateWarning: ``LAMB`` with a split Parameter, which OneFlow 0.9.0 does not move.
             Both on rank 0 alone.
     """
-    with shortened:
+    with short_traceback:
         check_optimizer(optimizer)
         check_options({"timeout": timeout})
         if state_dict is None:

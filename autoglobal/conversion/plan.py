@@ -556,10 +556,7 @@ class Plan:
         if met.spec.buffers is False:
             return Decision(None, None, rule)
         rules = met.spec.rules
-        if rules.for_all is None:
-            by, found = self._rule_for_buffer(met)
-        else:
-            by, found = met, rules.for_all
+        by, found = self._rule_for_buffer(met)
         layout: PlacementLayout | None = by.spec.layout
         if found is not None:
             if found.pattern is not None and (rules.says_none or rules.names_placements):
@@ -573,8 +570,7 @@ class Plan:
 
     def _rule_for_buffer(self, met: PlannedTensor) -> tuple[PlannedTensor, Decision | None]:
         """The name of a buffer that counts, as of a Parameter, and what the rules say of it."""
-        rules = met.spec.rules
-        first = rules.for_buffer(met.owner, met.rule_path, met.tensor, met.label)
+        first = met.spec.rules.find(met.owner, met.rule_path, met.tensor, met.label)
         if first is None or not first.is_specific:
             for name in met.also or ():
                 found = name.stated()

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, Optional, Union
-from weakref import ref
+from weakref import CallableProxyType, ref
 
 from .._compat import Module, Tensor, item_size
 from ..layout.placement import PlacementLayout, Shape
@@ -264,6 +264,8 @@ class Records:
             if id(module) in met:
                 continue
             met.add(id(module))
+            if type(module) is CallableProxyType:
+                return False  # it may be gone; what looks at all of it knows
             held = module.__dict__
             if held.get("_is_ddp_module"):
                 return False

@@ -416,7 +416,7 @@ def _of_unhooked(method: str) -> str:
         f"nn.Module.{method} was set inside of the scope to a function that does not come to the "
         "scope's hook, such as the one that was there before another library's patch. Expected: "
         "what is patched inside of a scope calls what it finds. Received: another method; what was "
-        "assigned by it has stayed local. Undo the patch after the scope, or write "
+        "assigned by it may have stayed local. Undo the patch after the scope, or write "
         "local_to_global(module, placement, sbp)"
     )
 

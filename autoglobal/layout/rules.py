@@ -84,12 +84,7 @@ class SbpRules:
         Raises :class:`ConversionError` where no pattern matches, or a function returns neither
         an sbp nor None; ``label`` names the tensor in it.
         """
-        if self.for_all is not None:
-            return self.for_all
-        if self._function is not None:
-            target = self._asked(label, self._function(owner, path, tensor))
-            return Decision(None, target, "the sbp function")
-        found = self.stated(type(owner), path)
+        found = self.find(owner, path, tensor, label)
         if found is None:
             raise ConversionError(
                 f"{label}: no rule of sbp matches it. Expected: a pattern for {path!r} or "
@@ -107,10 +102,11 @@ class SbpRules:
                 return decision
         return self.for_all
 
-    def for_buffer(self, owner: Any, path: str, tensor: Any, label: str) -> Decision | None:
-        """Of a buffer that is broadcast anyway: what says whether and where, if anything does."""
+    def find(self, owner: Any, path: str, tensor: Any, label: str) -> Decision | None:
+        """The same, but None where no pattern matches."""
         if self._function is not None:
-            return self.decide(owner, path, tensor, label)
+            target = self._asked(label, self._function(owner, path, tensor))
+            return Decision(None, target, "the sbp function")
         return self.stated(type(owner), path)
 
     def _target(self, value: Any, or_rules: bool = False) -> Target | None:

@@ -22,7 +22,7 @@ import wrapt
 from oneflow import Tensor
 from oneflow.nn import Module, Parameter
 
-from ..errors import AutoglobalError, shorten
+from ..errors import AutoglobalError, shorten_traceback
 from .registry import NON_PERSISTENT, PASSES_ON
 
 Wrapper = Callable[..., Any]
@@ -140,8 +140,9 @@ def _handler_for(find: Find, module: Any, name: Any, value: Any) -> Handler | No
     return find(module)
 
 
-# In the hooks there is no lambda: a variable that it captures makes every call slower. Nor is there
-# a comment right above one, which help() would take for its documentation.
+# In the hooks there is no lambda: a variable that it captures makes every call slower. Those that
+# register have named arguments for speed: OneFlow's __setattr__ calls register_parameter with two.
+# There is no comment right above one, which help() would take for its documentation.
 
 
 def _setattr_hook(wrapped: Wrapper, find: Find, method: str) -> Wrapper:
@@ -161,7 +162,7 @@ def _setattr_hook(wrapped: Wrapper, find: Find, method: str) -> Wrapper:
                 Assignment(forward, self, method, name, value, sys._getframe(1))
             )
         except AutoglobalError as error:
-            shorten(error.__traceback__)
+            shorten_traceback(error.__traceback__)
             raise
 
     return __setattr__
@@ -169,8 +170,6 @@ def _setattr_hook(wrapped: Wrapper, find: Find, method: str) -> Wrapper:
 
 def _register_hook(wrapped: Wrapper, find: Find, method: str, keyword: str) -> Wrapper:
     names = ("self", "name", keyword)
-
-    # The named arguments are for speed: OneFlow's __setattr__ calls register_parameter with two.
 
     def register(
         self: Any = _ABSENT,
@@ -197,7 +196,7 @@ def _register_hook(wrapped: Wrapper, find: Find, method: str, keyword: str) -> W
                 Assignment(forward, self, method, name, value, sys._getframe(1))
             )
         except AutoglobalError as error:
-            shorten(error.__traceback__)
+            shorten_traceback(error.__traceback__)
             raise
 
     return register
@@ -274,6 +273,9 @@ def watch_global() -> None:
     _watchers.append(None)
 
 
+_DEEP = 100  # wrappers on top of each other
+
+
 class Installer:
     """Keeps the hook on ``nn.Module`` while at least one user of it is there, in any thread."""
 
@@ -318,13 +320,15 @@ class Installer:
             self._users -= 1
             if self._users:
                 self._put_on_again()
-                return self._lost[since:]
-            lost = [*self._lost[since:], *self._off()]
-            self._lost.clear()
-            for name in [*self._wrappers]:
-                self._leave(name)
-            self._take_off()
-            return list(dict.fromkeys(lost))
+            else:
+                self._lost += self._off()
+            lost = list(dict.fromkeys(self._lost[since:]))
+            if self._users == 0:
+                self._lost.clear()
+                for name in [*self._wrappers]:
+                    self._leave(name)
+                self._take_off()
+            return lost
 
     def _put_on_again(self) -> None:
         """Where somebody has taken the hook off."""
@@ -383,9 +387,6 @@ _BELOW = (
     wrapt.WrapperNotFoundError,
     wrapt.WrapperChainTooDeepError,
 )
-
-
-_DEEP = 100  # wrappers on top of each other
 
 
 def _is_off(name: str, wrapper: ref[Wrapper]) -> bool:

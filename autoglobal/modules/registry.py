@@ -48,7 +48,8 @@ def children(module: Module) -> list[tuple[str, Module]]:
     """The modules that one holds directly, with their names."""
     found = []
     for name, held in store(module, "_modules").items():
-        child = real(held)
+        # Not by real() alone, because each module that is met comes through here.
+        child = real(held) if type(held) is CallableProxyType else held
         if child is not None:
             found.append((name, child))
     return found
@@ -85,11 +86,12 @@ _INSTEAD: dict[Any, str] = {
 }
 
 
-def check_module(module: Any, function: str) -> None:
-    """Raise :class:`SpecTypeError` where what was given to ``function`` is no module."""
+def check_module(module: Any, function: str) -> Module:
+    """The :func:`real` module; :class:`SpecTypeError` where what ``function`` got is none."""
     if not isinstance(module, nn.Module):
         which = next((words for kind, words in _INSTEAD.items() if isinstance(module, kind)), "")
         raise SpecTypeError(
             f"module must be an nn.Module. Received: module={short_repr(module)}. "
             f"Write {function} for {which or 'a module, such as nn.Linear(4, 4)'}"
         )
+    return real(module)

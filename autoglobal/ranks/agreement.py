@@ -8,6 +8,7 @@ is told at once, without a message, and once all are out they meet again.
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
@@ -189,6 +190,9 @@ def _gone(proposal: Proposal, rank: int) -> DivergenceError:
     )
 
 
+_PLACEMENT = re.compile(r"oneflow\.placement\([^)]*\)")  # as OneFlow shows one
+
+
 def _divergence(proposal: Proposal) -> DivergenceError:
     shown = [one.text for one in proposal.statements]
     if proposal.shown is not None:
@@ -205,7 +209,7 @@ def _divergence(proposal: Proposal) -> DivergenceError:
         "every rank makes the same assignments in the same order, and opens and closes the same "
         "scopes. Look there for what depends on the rank, on its data or on the order of a set"
     )
-    if part == _OPTIONS and words.startswith(("placement=", "sbp={")) and "placement" in words:
+    if part == _OPTIONS and _PLACEMENT.findall(words) != _PLACEMENT.findall(theirs[2]):
         expected = (
             "the same placement on every rank. Where each group of ranks has a module of its own, "
             "write one scope or call for each placement, one after the other, and let all ranks "

@@ -169,7 +169,7 @@ def describe(module: Any) -> Report:
     Raises:
         SpecTypeError: ``module`` is not an ``nn.Module``.
     """
-    check_module(module, "describe")
+    module = check_module(module, "describe")
     held = held_by(module)
     rows, attributes = rows_of(held), unregistered_rows(unregistered_in(module, held))
     return Report(

@@ -12,7 +12,7 @@ from .._compat import in_one_memory
 from ..layout.placement import layout_of
 from ..layout.sbp import NdSbp, show_sbp, split_axis
 from ..modules.decorated import follows
-from ..modules.registry import join, store
+from ..modules.registry import children, join, store
 from ..modules.tree import Held, Name, Node
 from .rows import Row, show_placement
 
@@ -160,7 +160,7 @@ def _features(rows: Sequence[Row], held: Sequence[Held]) -> Iterator[ReportWarni
     found = []
     for node in nodes.values():
         linear = None  # the name of the one whose features come along
-        for name, layer in store(node.module, "_modules").items():
+        for name, layer in children(node.module):
             if linear is not None and _normalises_the_batch(layer, local):
                 found.append((join(node.path, linear), join(node.path, name)))
             if _has_hooks(layer) or type(layer) not in _ELEMENTWISE:
@@ -193,9 +193,7 @@ def _normalises_the_batch(layer: Any, local: set[int]) -> bool:
 
 def _has_hooks(layer: Any) -> bool:
     """Whether code of the caller's own may change what goes in or comes out."""
-    return layer is not None and any(
-        layer.__dict__.get(name) for name in ("_forward_hooks", "_forward_pre_hooks")
-    )
+    return any(layer.__dict__.get(name) for name in ("_forward_hooks", "_forward_pre_hooks"))
 
 
 def _in_one_memory(held: Sequence[Held]) -> Iterator[ReportWarning]:

@@ -12,7 +12,7 @@ from .._compat import Module
 from .._signals import uninterrupted
 from .._text import short_repr
 from ..conversion.session import Session, tell_refused
-from ..errors import ConversionError, SpecError, SpecTypeError, shortened
+from ..errors import ConversionError, SpecError, SpecTypeError, short_traceback
 from ..layout.placed import check_type
 from ..layout.rules import SbpRules, check_signature
 from ..layout.sbp import BROADCAST
@@ -300,7 +300,7 @@ def auto_global(placement: Any, sbp: Any = _ABSENT, **options: Any) -> Any:
             instance's global tensors are on several placements, which it names, and where a
             function returns what is no placement, or one that is not there.
     """
-    with shortened:
+    with short_traceback:
         if sbp is not _ABSENT:
             _check_options(options)
             # A function, as far as it is none of those that people pass by mistake.

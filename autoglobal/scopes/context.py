@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar, cast
 from .._signals import uninterrupted
 from .._text import short_repr
 from ..conversion.session import warn_at
-from ..errors import AutoglobalError, NeverEnteredWarning, SpecTypeError, shorten
+from ..errors import AutoglobalError, NeverEnteredWarning, SpecTypeError, shorten_traceback
 from .stack import Frame, open_frames
 
 Function = Callable[..., Any]
@@ -126,7 +126,7 @@ class ScopeContext(Generic[Opened]):
             if frame is not None:
                 self.finish(frame, stop)
             if isinstance(stop, AutoglobalError):
-                shorten(stop.__traceback__)
+                shorten_traceback(stop.__traceback__)
             raise
 
     def _own_frame(self) -> Frame | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._signals import uninterrupted
 from .._text import short_repr
-from ..errors import SpecTypeError, shortened
+from ..errors import SpecTypeError, short_traceback
 from ..layout.spec import (
     TIMEOUT,
     Buffers,
@@ -140,6 +140,8 @@ class global_scope(ScopeContext[ActiveScope]):
             Parameter.
         LateRuleWarning: with ``when="assign"``, a rule by path met what a constructor inside the
             block had assigned, and another rule decided, under a shorter path.
+        HookRemovedWarning: somebody has put back a method of ``nn.Module`` that was there before
+            the scope. A scope that is opened after that puts the hook on again.
         NeverEnteredWarning: the scope is gone, and was neither entered nor a decorator.
         TiedRulesWarning: the rules differ over a tensor that is tied; the first met is taken, and
             any before ``"*"``.
@@ -162,7 +164,7 @@ class global_scope(ScopeContext[ActiveScope]):
         timeout: float = TIMEOUT,
         unused: Unused = "warn",
     ) -> None:
-        with shortened:
+        with short_traceback:
             self._spec = GlobalSpec(
                 placement=placement,
                 sbp=sbp,

@@ -57,6 +57,7 @@ def test_a_child_that_holds_its_parent_weakly(P):
     assert_global(m.sub.weight, W, P, S0)
     assert_global(m.own, W + 1, P, S0)
     again = linear(W + 2)
+    assert describe(weakref.proxy(again)).module == "Linear"
     local_to_global(weakref.proxy(again), P, B)
     assert_global(again.weight, W + 2, P, B)
 
@@ -69,6 +70,8 @@ def test_a_weak_reference_to_a_module_that_is_gone(P, when):
         del layer
         gc.collect()
         m.last = parameter(W + 1)
+        outer = Model()
+        outer.first, outer.second = m, m
     assert_global(m.last, W + 1, P, S0)
     assert_global(m.other, W, P, S0)
 

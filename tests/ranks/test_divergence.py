@@ -7,7 +7,7 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
-from autoglobal import ConversionError, auto_global, global_scope, local_to_global
+from autoglobal import ConversionError, Placed, auto_global, global_scope, local_to_global
 from tests.helpers.divergence import W, assert_the_job_goes_on, assert_told, odd_one_out, tree
 from tests.helpers.support import (
     S0,
@@ -166,6 +166,10 @@ def test_ranks_that_convert_on_placements_of_their_own_are_told_the_way(P, rank,
     error = attempt(way, tree(), own, B)
     assert_told(error, rank, (rank + 1) % world if rank == 0 else 0, f"ranks=[{rank}]")
     assert "one scope or call for each placement" in str(error)
+    error = attempt(way, tree(), P, {"*": Placed(own, B)})
+    assert "one scope or call for each placement" in str(error)
+    error = attempt(way, tree(), P, {"placement": S0, "*": B if rank else S0})
+    assert "Look there for what depends on the rank" in str(error)
     assert_the_job_goes_on(P, rank)
     for one in range(world):
         m, there = Model(), flow.placement("cpu", [one])

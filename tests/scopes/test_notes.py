@@ -44,7 +44,7 @@ class GoesTo(nn.Module):
         self.layer.to(device)
 
 
-@pytest.mark.parametrize("device", ["cpu:0", flow.device("cpu")], ids=str)
+@pytest.mark.parametrize("device", ["cpu:0", flow.device("cpu")], ids=repr)
 def test_a_constructor_that_moves_its_layers_to_a_device(P, device):
     """https://github.com/Oneflow-Inc/oneflow/issues/9083."""
     text = noted(lambda: GoesTo(device), P, B)
