@@ -145,7 +145,7 @@ class Ended(NamedTuple):
     stderr: str
 
 
-def run(folder: Path, name: str) -> list[Ended]:
+def run(folder: Path, name: str, environment: dict[str, str]) -> list[Ended]:
     """Start the two ranks without a launcher, which would end one for the other's sake."""
     program, port = folder / f"{name}.py", str(free_port())
     program.write_text(START + PROGRAMS[name])
@@ -153,7 +153,7 @@ def run(folder: Path, name: str) -> list[Ended]:
     ranks = []
     for rank in "01":
         env = {
-            **os.environ,
+            **environment,
             **{"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "PYTHONPATH": root},
             **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"},
             "GLOG_log_dir": str(folder),
@@ -184,7 +184,8 @@ def jobs(tmp_path_factory) -> dict[str, list[Ended]]:
     folder, shown = tmp_path_factory.mktemp("jobs"), io.StringIO()
     by_hand = [name for name in PROGRAMS if name != "elsewhere"]
     with ThreadPoolExecutor(len(by_hand)) as threads:
-        done = threads.map(lambda name: run(folder, name), by_hand)
+        environment = dict(os.environ)  # as it is here, and not once the patch below is in force
+        done = threads.map(lambda name: run(folder, name, environment), by_hand)
         program = folder / "elsewhere.py"
         program.write_text(START + PROGRAMS["elsewhere"])
         with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(shown):
